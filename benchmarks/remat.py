@@ -21,7 +21,7 @@ from benchmarks.machine import HERE, Table, keep, stamp
 from memonger.errors import PlanError
 from memonger.schedule.cp_sat import ExactOptions, solve
 from memonger.schedule.greedy import GreedyOptions, fit_budget, remove_redundant
-from memonger.schedule.portfolio import search, smallest_budget
+from memonger.schedule.portfolio import search, search_best
 from memonger.schedule.problem import Problem, cost, peak
 from memonger.schedule.timeline import Timeline
 
@@ -172,7 +172,7 @@ def table(entries: dict[str, Any], seconds: float, note: str, names: Sequence[st
             if budget >= problem.lower_bound:
                 yield line(Case(name, problem, budget), str(percent), entries, seconds)
         if problem.nodes < 1000:
-            least = smallest_budget(problem).peak
+            least = search_best(problem, 0).peak
             yield line(Case(name, problem, least), f"min {100 * least / full:.2f}", entries, seconds)
 
 

@@ -209,7 +209,7 @@ class Options:
 
     @property
     def chosen_mode(self) -> Mode:
-        """The mode asked for, or what the options alone say of it; see `memonger.planner.modes`."""
+        """The mode asked for, or what the options alone say of it; see `memonger.planner.search_plan.infer_mode`."""
         return self.mode or ("training" if self.trains or self.recomputes_for_training else "inference")
 
     @property

@@ -1,28 +1,54 @@
-"""Whether a model fits a memory, and the largest size of one of its dimensions with which it does: `fit`."""
+"""Whether a model fits a memory, and the largest size of one of its dimensions with which it does: `fit`.
+
+The model is lowered at a few small sizes, and between and beyond them it is interpolated
+(`memonger.planner.interpolate`). Schedules are searched and tried there: one that was found at a size is valid at all.
+What is answered was planned from the model itself, lowered at that size and at one more. Where the model may run in
+chunks, larger sizes are then planned as `memonger.search_plan` plans them.
+"""
 
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Literal, Unpack
 
-from memonger.errors import PlanError
+import onnx_ir as ir
+
+from memonger.autodiff.training_mode import to_training_mode
+from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.graph.liveness import assign_storage, needed_bytes
+from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.ir.model import Model
-from memonger.model.load import Source
-from memonger.option_names import Strategy
-from memonger.options import Keywords, Options, combine, takes_options
-from memonger.plan import Plan
-from memonger.planner.at_size import Changes
-from memonger.planner.fit_chunks import InChunks
-from memonger.planner.search_plan import Job
-from memonger.planner.sizing import Beyond, Sizing
-from memonger.schedule.decide import Solution, total_bytes
-from memonger.units import MOST_POINTS, GiB, in_bytes, whole
-from memonger.words import either, option
+from memonger.ir.values import required_inputs
+from memonger.model.load import Source, load, load_as_is
+from memonger.model.lora import add_lora
+from memonger.option_names import Mode, Strategy
+from memonger.options import Dim, Keywords, Options, combine, takes_options
+from memonger.plan import Plan, parameter_bytes
+from memonger.planner.interpolate import Interpolation, Schedules, largest
+from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, rehearsed
+from memonger.runtime.process_memory import available_memory
+from memonger.schedule import STRATEGIES, Request
+from memonger.schedule.decide import Solution, decide, orders_of, total_bytes, total_lower_bound
+from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
+from memonger.units import MOST_BATCH, MOST_POINTS, GiB, format_size, in_bytes, in_full, whole
+from memonger.words import NAME, SIZE, N, did_you_mean, either, option, quoted
 
 DEFAULT_MEMORY = 8 * GiB
+
+_FIRST = 4096
+"""The model's smallest size is looked for up to this one."""
+
+_SAMPLED = 64
+"""Sizes up to this one are lowered to interpolate between."""
+
+_SEARCHES = 6
+"""Searches on interpolated sizes, each at a larger one than before."""
+
+_TRUSTED = 3
+"""Sizes that were guessed and that don't fit, before halves are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +68,32 @@ class SizePoint:
     overhead: float
     seconds: float | None = None
     samples_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """What is known of the smallest size that wasn't found to fit.
+
+    Attributes:
+        size: The size.
+        status: ``proven``: it doesn't fit, whatever the schedule. ``open``: no plan that fits was found. ``refused``:
+            the model can't have this size, or this machine can't measure it, whatever the memory.
+        total_bytes: The smallest total of a plan that was found; None if refused.
+        lower_bound_bytes: No plan of this size takes less, under the switches that `Fit.bound_holds_for` names; None if
+            refused. What the inputs decide the size of isn't in it.
+        whole_bound_bytes: No plan without chunks takes less; None if refused, or where no plan of the model can run in
+            chunks, or none was to.
+        run_time_bytes: Of ``total_bytes`` what the inputs decide, as a run showed it.
+        reason: Why it is refused, in words.
+    """
+
+    size: int
+    status: Literal["proven", "open", "refused"]
+    total_bytes: int | None = None
+    lower_bound_bytes: int | None = None
+    whole_bound_bytes: int | None = None
+    run_time_bytes: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -145,8 +197,8 @@ def fit(
         TypeError: a keyword is no option.
     """
     chosen = combine(options, keywords)
-    room = in_bytes("memory", memory, PlanError) if memory is not None else chosen.budget_bytes or DEFAULT_MEMORY
-    if chosen.budget_bytes not in (None, room):
+    limit = in_bytes("memory", memory, PlanError) if memory is not None else chosen.budget_bytes or DEFAULT_MEMORY
+    if chosen.budget_bytes not in (None, limit):
         raise PlanError(
             f"what fits a memory has that as its budget: memory is {memory!r}, budget {chosen.budget!r}. Give one."
         )
@@ -155,56 +207,475 @@ def fit(
         raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
     with collecting_later():
-        sizing = Sizing(source, room, vary, Changes(train_mode, *(lora or ())), chosen)
-        sizing.run()
-        search = InChunks(sizing) if sizing.chunks else None
-        if search is not None:
-            search.run()
-        return _answer(sizing, search, frontier)
+        return _SizeSearch(source, limit, vary, Changes(train_mode, *(lora or ())), chosen).found(frontier)
 
 
-def _answer(sizing: Sizing, search: InChunks | None, frontier: int) -> Fit:
-    """What the search without chunks found, and the one with them where there was one."""
-    points = _frontier(sizing, search, frontier) if frontier else ()
-    best, tried = sizing.best, {size: each.total for size, each in sizing.attempts.items() if each.total is not None}
-    plan = None if search is None else search.plan()
-    if plan is None and best is not None:
-        plan = sizing.plan(best)
-    bound = best.bound if best else None
-    return Fit(
-        memory=sizing.memory,
-        vary=sizing.vary,
-        size=search.size if search is not None else best.size if best else 0,
-        plan=plan,
-        lower_bound_bytes=bound if search is None else search.bound,
-        beyond=sizing.beyond if search is None else search.beyond,
-        tried=dict(sorted({**tried, **({} if search is None else search.tried)}.items())),
-        frontier=points,
-        seconds=time.perf_counter() - sizing.begin,
-        strategy=sizing.strategy,
-        options=dataclasses.replace(sizing.options, mode=sizing.mode),
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is done to a forward model before it is planned.
+
+    Attributes:
+        train_mode: BatchNormalization and Dropout are turned into their training form.
+        rank: Of the adapters that are added, which alone are trained; None: none are.
+        pattern: Beside which weights.
+    """
+
+    train_mode: bool = False
+    rank: int | None = None
+    pattern: str = "*"
+
+    def __bool__(self) -> bool:
+        """Whether anything is done."""
+        return self.train_mode or self.rank is not None
+
+    def made(self, source: Source | Model, batch: int | None, dims: Mapping[str, Dim] | None) -> Model:
+        """The model at these sizes, with adapters and in training form where that is asked for.
+
+        Raises:
+            LoadError: as `memonger.load`.
+            PlanError: as `Options`: what is done is for training.
+        """
+        model = load(source, batch=batch, dims=Options(mode="training", batch=batch, dims=dims).sizes)
+        if self.rank is not None:
+            model = add_lora(model, self.rank, self.pattern)
+        return to_training_mode(model) if self.train_mode else model
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One size, planned from the model itself.
+
+    Attributes:
+        size: The size.
+        total: Of the plan that fits, or the smallest found; None if the model can't have this size.
+        bound: No plan takes less; None likewise.
+        made: The lowered model and its solution, where that fits and is still needed.
+        beyond: What is known if no plan fits.
+    """
+
+    size: int
+    total: int | None = None
+    bound: int | None = None
+    made: tuple[Job, Solution] | None = None
+    beyond: Beyond | None = None
+
+
+class _SizeSearch:
+    """One search for the largest size that fits.
+
+    Args:
+        source: What `memonger.load` takes.
+        memory: Bytes for everything.
+        vary: The dimension's name.
+        changes: What is done to the model before it is planned.
+        options: The options of the plan.
+    """
+
+    def __init__(
+        self, source: Source | Model, memory: int, vary: str, changes: "Changes", options: Options
+    ) -> None:  # fmt: skip
+        self.source, self.memory, self.vary, self.changes = source, memory, vary, changes
+        self.begin, self.report = time.perf_counter(), options.progress
+        self.dimension = _open_dimension(source, vary, options)
+        self.strategy: Strategy = options.strategy or "budget"
+        budget = memory if STRATEGIES[self.strategy].takes_budget else None
+        self.options = dataclasses.replace(
+            options, strategy=self.strategy, budget=budget, device=str(device_of(options.device)), progress=None
+        )
+        self.mode: Mode | None = None
+        self.searches = self.strategy == "budget"  # else the strategy gives one schedule at each size
+        self.smallest: tuple[int, Request] | None = None
+        self.orders: list[str] = []
+        self.lowered: dict[int, Request] = {}
+        self.between: Interpolation | None = None
+        self.schedules: Schedules | None = None  # of the structure that is interpolated
+        self.in_vain: set[int] = set()  # interpolated sizes for which a search found nothing
+        self.followed = False
+        self.attempts: dict[int, _Attempt] = {}
+        self.tried: dict[int, int] = {}
+        self.whole: int | None = None  # the largest size that fits without chunks, where larger ones may run in chunks
+
+    def found(self, points: int) -> Fit:
+        """Look for the largest size, and plan so many sizes up to it."""
+        size, job = self._first()
+        in_chunks = self.options.chunks != "off" and may_run_in_chunks(job)
+        if self.attempt(size, job).beyond is None:
+            self._interpolate(size)
+            self._close_in(size, MOST_BATCH + 1, self._estimate(size), self._reached)
+        if in_chunks:
+            self.whole = 0 if self.best is None else self.best.size
+            self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
+            high = self._ceiling(self.whole)
+            self._close_in(self.whole, high, max(size, self.whole + 1), self._scaled)
+            if high <= MOST_BATCH and high not in self.attempts:
+                self.attempt(high)
+        best, plan, bound = self.best, None, None
+        made = tuple(filter(None, map(self._point, self._sizes(points))))
+        if best is not None:
+            job, solution = self._cheapest(best)
+            bound = best.bound if not in_chunks else total_lower_bound(job.request, whole=False)
+            plan = finish(job, solution, self.begin)
+            if plan.total_bytes > self.memory:
+                raise PlanError(f"{job.source.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
+        above = [each.beyond for each in self.attempts.values() if each.beyond]
+        return Fit(
+            memory=self.memory,
+            vary=self.vary,
+            size=0 if best is None else best.size,
+            plan=plan,
+            lower_bound_bytes=bound,
+            beyond=min(above, key=lambda beyond: beyond.size, default=None),
+            tried=dict(sorted(self.tried.items())),
+            frontier=made,
+            seconds=time.perf_counter() - self.begin,
+            strategy=self.strategy,
+            options=dataclasses.replace(self.options, mode=self.mode, progress=self.report),
+        )
+
+    @property
+    def best(self) -> _Attempt | None:
+        """The largest size that fits, of all that were planned."""
+        fitting = (each for each in self.attempts.values() if each.beyond is None)
+        return max(fitting, key=lambda each: each.size, default=None)
+
+    # The model at a size
+
+    def lower(self, size: int) -> Job:
+        """The model lowered at a size.
+
+        Raises:
+            LoadError, PlanError, RuntimeUnavailableError: as `memonger.search_plan`.
+        """
+        self._tell(f"{self.vary} {size}: lowering")
+        options, source = self.options, self.source
+        if self.dimension is None:
+            options = dataclasses.replace(options, batch=size)
+        else:
+            options = dataclasses.replace(options, dims={**(options.dims or {}), self.dimension: size})
+        if self.changes:
+            source = self.changes.made(source, options.batch, options.dims)
+            options = dataclasses.replace(options, batch=None, dims=None)
+        job = prepare(source, options, times=True)
+        job = rehearsed(job, self.begin) if job.is_uncalibrated else job
+        return dataclasses.replace(job, request=self._telling(job.request, size))
+
+    def _tell(self, what: str) -> None:
+        if self.report is not None:
+            self.report(f"fit: {what}")
+
+    def _telling(self, request: Request, size: int) -> Request:
+        """The request of a size, whose searches say how far they are."""
+        return dataclasses.replace(request, progress=lambda state: self._tell(f"{self.vary} {size}: {state}"))
+
+    def _first(self) -> tuple[int, Job]:
+        """The smallest size that the model can have."""
+        size, complaint = 1, None
+        while size <= _FIRST:
+            try:
+                job = self.lower(size)
+                break
+            except (LoadError, PlanError) as error:
+                complaint, size = complaint or error, size * 2
+        else:
+            assert complaint is not None
+            raise complaint
+        roles = training_roles.read(job.lowered.model, job.source.name)
+        weights = parameter_bytes(job.lowered.model, roles)
+        if weights > self.memory:
+            what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
+            raise PlanError(
+                f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "
+                f"{in_full(self.memory)}: it fits at no {self.vary}."
+            )
+        self.mode, self.smallest = job.mode, (size, job.request)
+        self.searches = self.searches and not job.request.recomputes_marked
+        self.orders = orders_of(self.options.order, job.request.graph)
+        return size, job
+
+    def _too_large_to_measure(self, size: int) -> str | None:
+        """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
+        device = device_of(self.options.device)
+        available = available_memory() if device.is_host and not device.facts.is_portable else None
+        if available is None or self.smallest is None:
+            return None
+        nearest, request = self.smallest if self.between is None else (size, self.between.request(size))
+        arena = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
+        needed = request.base + arena * size // nearest
+        if needed <= available:
+            return None
+        return (
+            f"measuring it on {device} takes a run without a plan, of about {format_size(needed)}, and this machine "
+            f"has {format_size(available)} available. {option('device', 'none')} measures nothing."
+        )
+
+    # Between sizes
+
+    def _interpolate(self, first: int) -> None:
+        """Lower at growing sizes until three in a row have one structure."""
+        size = first * 2
+        while size <= max(_SAMPLED, 4 * first) and self.between is None and self._too_large_to_measure(size) is None:
+            try:
+                self._learn(size, self.lower(size).request)
+            except (LoadError, PlanError):
+                return
+            size *= 2
+
+    def _learn(self, size: int, request: Request) -> None:
+        """Learn from a size at which the model was lowered; the largest sizes decide."""
+        self.lowered[size] = request
+        between = Interpolation.of(self.lowered)
+        if between is None:
+            return
+        if self.between is None or between.structure != self.between.structure:
+            self.schedules = Schedules(self.memory, self.orders)
+            self.schedules.add_orders(request)
+        self.between = between
+
+    def _estimate(self, low: int) -> int:
+        """The largest size that fits by interpolation, from ``low``, which does."""
+        if self.between is None or self.schedules is None:
+            return low
+        at, schedules = self.between.request, self.schedules
+        if not self.searches:
+            return largest(low, lambda size: self._by_strategy(at(size))[1] <= self.memory)
+        best = schedules.reach(low, at, MOST_BATCH, schedules.found)
+        if best == MOST_BATCH or self._bound(at(best + 1)) > self.memory:
+            return best
+        high = target = largest(best, lambda size: self._bound(at(size), effort=0) <= self.memory)
+        best = schedules.reach(best, at, high, schedules.add_usual(at(high)))
+        for _ in range(_SEARCHES):
+            if best == high or best + 1 in self.in_vain:
+                break
+            self._tell(f"{self.vary} {target}: searching, {best} fits")
+            found = schedules.search(self._telling(at(target), target), any_cost=True)
+            reached = schedules.reach(best, at, high, found)
+            if reached == best and target == best + 1:
+                self.in_vain.add(target)
+            best, target = reached, min(high, reached + max(1, reached // 16) if reached > best else reached + 1)
+        return best
+
+    def _bound(self, request: Request, effort: int = BOUND_EFFORT) -> int:
+        return total_lower_bound(request, again=self.strategy != "none", effort=effort)
+
+    def _ceiling(self, low: int) -> int:
+        """The smallest size that is known not to fit in chunks, or not to be measurable here, without lowering it."""
+        between = self.between
+        if between is None:
+            return MOST_BATCH + 1
+
+        def is_possible(size: int) -> bool:
+            bound = total_lower_bound(between.request(size), whole=False)
+            return bound <= self.memory and self._too_large_to_measure(size) is None
+
+        low = max(low, between.sizes[-1])
+        return largest(low, is_possible) + 1 if is_possible(low) else MOST_BATCH + 1
+
+    # Sizes planned from the model itself
+
+    def _close_in(
+        self, low: int, high: int, size: int, guess: Callable[[_Attempt, int, int], int | None]
+    ) -> None:  # fmt: skip
+        """Plan sizes from ``size`` on until one fits and one more doesn't.
+
+        Args:
+            low: A size that fits, or 0.
+            high: A size that doesn't, or one more than there are.
+            size: Where to begin.
+            guess: Given the last attempt and the two sizes, about the largest that fits; None where it can't be told.
+        """
+        step, refused = 1, 0
+        while high - low > 1:
+            attempt = self.attempt(min(max(size, low + 1), high - 1))
+            if attempt.beyond is None:
+                low = attempt.size
+            else:
+                high, step, refused = attempt.size, 1, refused + 1
+            guessed = guess(attempt, low, high) if refused <= _TRUSTED else None
+            if guessed is None and high <= MOST_BATCH:
+                size = (low + high) // 2
+            elif guessed is not None and guessed > low:
+                size = guessed
+            else:
+                size, step = low + step, 2 * step
+
+    def _reached(self, attempt: _Attempt, low: int, high: int) -> int | None:
+        """What the schedules reach by interpolation, now that more is known of larger sizes."""
+        is_refused = attempt.beyond is not None and attempt.beyond.status == "refused"
+        if is_refused or self.between is None or self.schedules is None or not self.searches:
+            return None
+        if not self.between.has(self.lowered[max(self.lowered)].graph):
+            return None
+        return self.schedules.reach(low, self.between.request, high - 1, self.schedules.found)
+
+    def _scaled(self, attempt: _Attempt, low: int, high: int) -> int | None:
+        """In chunks: four times as much while all fits, then what follows from the smallest plan of what doesn't."""
+        if attempt.beyond is None:
+            return 4 * low if not any(each.beyond for each in self.attempts.values()) else low
+        if attempt.total is None or self.smallest is None:
+            return None
+        fixed = self.smallest[1].base
+        return attempt.size * max(0, self.memory - fixed) // max(1, attempt.total - fixed)
+
+    def attempt(self, size: int, job: Job | None = None) -> _Attempt:
+        """One size planned from the model itself. Only the largest that fits keeps its lowered model."""
+        made = self.attempts.get(size)
+        if made is None or (made.beyond is None and made.made is None):
+            made = self.attempts[size] = self._attempt(size, job)
+            self.tried |= {} if made.total is None else {size: made.total}
+        for each in self.attempts.values():
+            if each is not made and each is not self.best:
+                each.made = None
+        return made
+
+    def _attempt(self, size: int, job: Job | None) -> _Attempt:
+        reason = self._too_large_to_measure(size) if job is None else None
+        if reason is None:
+            try:
+                job = job or self.lower(size)
+                if self.whole is not None and size > self.whole:
+                    return self._in_chunks(size, job)
+                self._learn(size, job.request)
+                self._follow(size, job.request)
+                bound = self._bound(job.request)
+                solution, total = self._solved(size, job.request, bound)
+                if solution is not None:
+                    return _Attempt(size, total, bound, (job, solution))
+                return self._beyond(size, job.request, total, bound, None)
+            except (LoadError, PlanError) as error:
+                reason = str(error)
+        return _Attempt(size, beyond=Beyond(size, "refused", reason=reason))
+
+    def _in_chunks(self, size: int, job: Job) -> _Attempt:
+        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
+        budget = self.memory if job.mode == "inference" else job.request.budget
+        asked, made = dataclasses.replace(job.request, budget=budget), None
+        try:
+            made = decided(dataclasses.replace(job, request=asked))
+            total = total_bytes(made[0].request, made[1])
+        except BudgetError as error:
+            total = error.smallest
+        bound = total_lower_bound(asked, whole=False)
+        if total <= self.memory:
+            return _Attempt(size, total, bound, made)
+        whole = max(bound, total_lower_bound(asked, again=self.strategy != "none"))
+        return self._beyond(size, asked, total, bound, whole)
+
+    def _beyond(self, size: int, request: Request, total: int, bound: int, whole: int | None) -> _Attempt:
+        status: Literal["proven", "open"] = "proven" if bound > self.memory else "open"
+        return _Attempt(size, total, bound, None, Beyond(size, status, total, bound, whole, request.run_time or 0))
+
+    def _follow(self, size: int, request: Request) -> None:
+        """Where a size has another structure than what is interpolated, interpolate that, once."""
+        if self.followed or self.between is None or self.between.has(request.graph):
+            return
+        self.followed = True
+        for near in (size // 2, size * 3 // 4):
+            if near > 0 and near not in self.lowered:
+                self._learn(near, self.lower(near).request)
+        if self.between.has(request.graph) and self.best is not None:
+            self._estimate(self.best.size)
+
+    def _solved(self, size: int, request: Request, bound: int) -> tuple[Solution | None, int]:
+        """A solution that fits, if one is found, and the smallest total that was."""
+        if not self.searches:
+            return self._by_strategy(request)
+        schedules = self._schedules_of(request)
+        solution = schedules.fitting(request)
+        hopeless = bound > self.memory or (schedules is self.schedules and size in self.in_vain)
+        if solution is None and not hopeless:
+            schedules.search(request, any_cost=True)
+            solution = schedules.fitting(request)
+        return solution, total_bytes(request, solution or schedules.smallest(request))
+
+    def _by_strategy(self, request: Request) -> tuple[Solution | None, int]:
+        """What a strategy without a search of its own gives, if it fits, and its total."""
+        try:
+            solution = decide(request, self.strategy, self.options.order)
+        except BudgetError as error:
+            return None, error.smallest
+        total = total_bytes(request, solution)
+        return (solution if total <= self.memory else None), total
+
+    def _schedules_of(self, request: Request) -> Schedules:
+        """Those of the structure that is interpolated, or where a request has another its own."""
+        if self.between is not None and self.schedules is not None and self.between.has(request.graph):
+            return self.schedules
+        own = Schedules(self.memory, self.orders)
+        own.add_orders(request)
+        if own.fitting(request) is None:
+            own.add_usual(request)
+        return own
+
+    # What is made of it
+
+    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution]:
+        """What was planned of a size that fits, or, where no chunks were looked for, the cheapest that is found."""
+        assert attempt.made is not None
+        job, solution = attempt.made
+        is_whole = self.whole is None or attempt.size <= self.whole
+        if self.searches and is_whole and solution.cost > math.fsum(job.request.graph.costs):
+            self._tell(f"{self.vary} {attempt.size} fits: searching for less extra cost")
+            schedules = self._schedules_of(job.request)
+            schedules.search(job.request, any_cost=False)
+            solution = schedules.fitting(job.request) or solution
+            attempt.made, attempt.total = (job, solution), total_bytes(job.request, solution)
+            self.tried[attempt.size] = attempt.total
+        return job, solution
+
+    def _sizes(self, points: int) -> list[int]:
+        """So many sizes up to the largest."""
+        most = 0 if self.best is None else self.best.size
+        return sorted({max(1, most * number // points) for number in range(1, points + 1)}) if most else []
+
+    def _point(self, size: int) -> SizePoint | None:
+        """A plan of a size; None where none fits."""
+        attempt = self.attempt(size)
+        if attempt.made is None:
+            return None
+        job, solution = self._cheapest(attempt)
+        once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
+        cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
+        seconds = cost if calibration is not None and calibration.seconds is not None else None
+        batch = size if self.dimension is None else self.options.batch
+        total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
+        return SizePoint(size, total, overhead, seconds, batch / seconds if batch and seconds else None)
+
+
+def _open_dimension(source: Source | Model, vary: str, options: Options) -> str | None:
+    """The dimension that a user calls ``vary``, as it is given to ``dims``; None: the batch, given as ``batch``.
+
+    Raises:
+        LoadError: the model can't be read.
+        PlanError: there is none of that name that is open, or the options give it a size.
+    """
+    if not isinstance(vary, str):
+        raise PlanError(f"vary must be 'batch' or the name of a dimension, not {vary!r}.")
+    model = source if isinstance(source, Model) else load_as_is(source)
+    inputs = required_inputs(model.graph)
+    places = [(v, axis, dim) for v in inputs for axis, dim in enumerate(v.shape or ()) if not isinstance(dim, int)]
+    named = (dim.value for _, _, dim in places if isinstance(dim, ir.SymbolicDim) and dim.value)
+    known = list(dict.fromkeys([*named, *(f"{v.name}[{axis}]" for v, axis, _ in places)]))
+    if vary == "batch" and any(axis == 0 for _, axis, _ in places):
+        if options.batch is not None:
+            other = f"vary another dimension ({option('vary', NAME)})"
+            raise PlanError(f"the batch is what varies: leave {option('batch')} out, or {other}.")
+        return None
+    if vary in known:
+        if vary in (options.dims or {}):
+            raise PlanError(f"dimension '{vary}' is what varies: leave its size ({option('dims', {vary: N})}) out.")
+        return vary
+    listed = (
+        ", ".join(f"'{v.name}' is [{', '.join(map(_shown, v.shape or ()))}]" for v in inputs) or "there is no input"
     )
+    if not known:
+        raise PlanError(
+            f"{model.name}: no dimension of its inputs is open, so none can vary ({listed}). Export it with a dynamic "
+            f"dimension; whether it fits as it is, a plan with that budget says ({option('budget', SIZE)})."
+        )
+    what = "open first dimension to be its batch" if vary == "batch" else f"open dimension '{vary}'"
+    hint = did_you_mean(vary, known) or f" {option('vary')} takes {quoted(known)}."
+    raise PlanError(f"{model.name} has no {what} ({listed}).{hint}")
 
 
-def _frontier(sizing: Sizing, search: InChunks | None, points: int) -> tuple[SizePoint, ...]:
-    """Plans of so many sizes up to the largest."""
-    whole = sizing.best.size if sizing.best is not None else 0
-    most = whole if search is None else search.size
-    made = list[SizePoint]()
-    for size in sorted({max(1, most * number // points) for number in range(1, points + 1)}) if most else ():
-        if size > whole and search is not None:
-            found = search.made_at(size)
-            made += [_point(sizing, size, *found)] if found is not None else []
-        elif (attempt := sizing.attempt(size)).fits and attempt.job is not None:
-            made.append(_point(sizing, size, attempt.job, sizing.cheaper(attempt)))
-    return tuple(made)
-
-
-def _point(sizing: Sizing, size: int, job: Job, solution: Solution) -> SizePoint:
-    once = math.fsum(job.request.graph.costs)
-    calibration = job.lowered.calibration
-    cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
-    seconds = cost if calibration is not None and calibration.seconds is not None else None
-    batch = size if sizing.dimension.is_batch else sizing.options.batch
-    rate = batch / seconds if batch and seconds else None
-    return SizePoint(size, total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0, seconds, rate)
+def _shown(dim: object) -> str:
+    return str(dim) if isinstance(dim, int) else str(getattr(dim, "value", None) or "?")

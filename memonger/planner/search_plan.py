@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import onnx_ir as ir
-
 from memonger.allocation.onnxruntime_arena import UNIT
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
@@ -24,7 +22,7 @@ from memonger.graph.liveness import ALIGNMENT, run_time_bytes
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
-from memonger.ir.marks import lost, select
+from memonger.ir.marks import count_marked, lost, select
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
@@ -55,7 +53,6 @@ from memonger.plan import (
 )
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.planner import cache, networkx_graph
-from memonger.planner.modes import settle
 from memonger.schedule import Request, decide, mirror_plan
 from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
@@ -119,7 +116,14 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         raise refused
     try:
         with collecting_later():
-            made = _search_plan(source, chosen, begin)
+            job = prepare(source, chosen)
+            if job.is_uncalibrated:
+                tell("rehearse")
+                job = rehearsed(job, begin)
+            tell("search")
+            job, solution = decided(job)
+            tell("verify")
+            made = finish(job, solution, begin)
     except BudgetError as error:
         if kept is not None and chosen.time_limit is None:  # with more time there may be one
             kept.write_refusal(error)
@@ -127,18 +131,6 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     if kept is not None:
         kept.write(made)
     return made
-
-
-def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
-    """The plan of a model, made anew."""
-    job, tell = prepare(source, chosen), chosen.progress or _silent
-    if job.is_uncalibrated:
-        tell("rehearse")
-        job = rehearsed(job, begin)
-    tell("search")
-    job, solution = decided(job)
-    tell("verify")
-    return finish(job, solution, begin)
 
 
 @overload
@@ -328,8 +320,10 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
         )
-    asked, (options, said) = options, settle(own, options)
-    _check_precision(own, options)
+    asked, (options, said) = options, infer_mode(own, options)
+    if options.precision is not None and own.is_differentiated:
+        given = option("precision", options.precision)
+        raise PlanError(f"{own.name} is differentiated already: {given} is for training a forward model.")
     mode = options.chosen_mode
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
@@ -346,7 +340,12 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
-    _keep_state(lowered.model, options.state or {}, ranges, own.name)
+    if options.state:
+        with_state(lowered.model, options.state, own.name)
+    state = state_of(lowered.model, own.name)
+    check_state(lowered.model, state, ranges, own.name)
+    if state:
+        schedule.state_last(lowered.model, state)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
@@ -359,6 +358,40 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     )  # fmt: skip
 
 
+def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
+    """The options with a mode, and where nobody gave one a sentence that says which, why, and how to get the other.
+
+    Args:
+        model: The user's own model, loaded.
+        options: What the user asks for.
+
+    Raises:
+        PlanError: the other options don't go with the mode.
+    """
+    if options.mode is not None:
+        return options, ()
+    why, other, marked = "", "without it the model is planned for inference", 0
+    if options.trains:
+        why = "a loss is given"
+    elif model.is_differentiated:
+        why, other = "the model has gradients already", "for inference, plan the model that it was made from"
+    elif training_roles.KEY in model.ir.metadata_props:
+        why, other = "the model is in training form", "for inference, plan the model as it was exported"
+    elif options.recomputes_for_training:
+        why = f"{option('mirror')} is given" if options.mirror else f"strategy {options.strategy!r} is for training"
+    elif marked := count_marked(model.ir):
+        carry = "carries" if marked == 1 else "carry"
+        why = f"{marked} of its nodes {carry} marks (mirror_stage, force_mirroring)"
+        other = f"{option('mode', 'inference')} plans it for inference"
+    if why:
+        return dataclasses.replace(options, mode="training"), (f"planned for training, as {why}: {other}.",)
+    note = (
+        "planned for inference, as the model has no gradients and no marks (mirror_stage, force_mirroring), and no "
+        f"loss is given: {option('mode', 'training')} plans its training step."
+    )
+    return dataclasses.replace(options, mode="inference"), (note,)
+
+
 def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
     """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
@@ -366,16 +399,6 @@ def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]
     own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
     path = Path(source) if isinstance(source, str | Path) else None
     return dataclasses.replace(own, path=path), unbound
-
-
-def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, DimRange], name: str) -> None:
-    """Write a state into a lowered model, or check the one that it has, and order its nodes for it."""
-    if asked:
-        with_state(model, asked, name)
-    state = state_of(model, name)
-    check_state(model, state, ranges, name)
-    if state:
-        schedule.state_last(model, state)
 
 
 def _asked(
@@ -438,23 +461,24 @@ def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int
     return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
-def _joined(job: Job) -> Job:
-    """The job with joined products, where nothing has to be computed again; see `memonger.tiling.joining`."""
-    measured = job.lowered.calibration
-    if job.mode != "training" or not job.device.is_host or measured is None or job.options.buckets:
-        return job
-    made = with_joined_products(job.lowered, job.request, job.options, job.device, job.strategy)
-    return job if made is None else dataclasses.replace(job, lowered=made[0], request=made[1], solution=made[2])
-
-
-def decided(job: Job) -> tuple[Job, Solution]:
+def decided(job: Job, step: both.StepSearch | None = None) -> tuple[Job, Solution]:
     """A prepared model with all that a plan may do with it: products joined, chunks, an order, what runs again.
+
+    Args:
+        job: The model.
+        step: What looks for candidates of this training step, where it is planned for several budgets.
 
     Raises:
         BudgetError: nothing was found that holds the request's budget.
         PlanError: what is asked for can't be.
     """
-    job = in_chunks(_joined(job))
+    measured = job.lowered.calibration
+    if job.mode == "training" and job.device.is_host and measured is not None and not job.options.buckets:
+        joined = with_joined_products(job.lowered, job.request, job.options, job.device, job.strategy)
+        if joined is not None:
+            lowered, request, solution = joined
+            job = dataclasses.replace(job, lowered=lowered, request=request, solution=solution)
+    job = in_chunks(job, step)
     return job, solve(job)
 
 
@@ -462,15 +486,16 @@ def _frontier(
     job: Job, points: int, budgets: Sequence[int], begin: float, strategy: Strategy
 ) -> list[tuple[Job, Solution]]:
     """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
-    request, tell = job.request, job.options.progress or _silent
-    plain = decide.Budgets(request, strategy, decide.orders_of(job.options.order, request.graph)).plain
+    request, tell = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
+    step = both.StepSearch(job.lowered, request, job.options, job.device, strategy)
+    plain = step.budgets.plain
     kept: Strategy = "marks" if request.recomputes_marked else "none"
     made = [(dataclasses.replace(job.copy(), strategy=kept), plain), decided(job.copy())]
 
     def at(budget: int) -> tuple[Job, Solution]:
-        asked = dataclasses.replace(request, budget=budget, progress=None)
+        asked = dataclasses.replace(request, budget=budget)
         known = plain if job.mode == "inference" else None
-        return decided(dataclasses.replace(job.copy(), request=asked, strategy=strategy, solution=known))
+        return decided(dataclasses.replace(job.copy(), request=asked, strategy=strategy, solution=known), step)
 
     with suppress(BudgetError):
         try:
@@ -487,28 +512,18 @@ def _frontier(
             made.append(at(budget))
             total = decide.total_bytes(made[-1][0].request, made[-1][1])
             tell(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
-    return _undominated(made)
+    return decide.undominated(made, _figures)
 
 
-def _undominated(made: Sequence[tuple[Job, Solution]]) -> list[tuple[Job, Solution]]:
-    """Those of which none is better than another in both total and cost, by falling total."""
-
-    def figures(one: tuple[Job, Solution]) -> tuple[int, float]:
-        job, solution = one
-        graph, model = solution.graph, job.lowered.model
-        roles = training_roles.read(model, str(model.graph.name))
-        of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
-        steps = zip(graph.nodes, graph.again, strict=True)
-        costs = [of_node[name if name in of_node else again] for name, again in steps]
-        recomputed = schedule.overhead(graph.again, costs)
-        once = math.fsum(job.request.graph.costs)
-        return decide.total_bytes(job.request, solution), recomputed * once + math.fsum(c.seconds for c in job.chunks)
-
-    best: list[tuple[Job, Solution]] = []
-    for one in sorted(made, key=figures):
-        if not best or figures(one)[1] < figures(best[-1])[1]:
-            best.append(one)
-    return best[::-1]
+def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
+    """Total, and estimated seconds of what is recomputed and of what chunks take longer."""
+    job, solution = one
+    graph, model = solution.graph, job.lowered.model
+    roles = training_roles.read(model, str(model.graph.name))
+    of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
+    costs = [of_node[n if n in of_node else again] for n, again in zip(graph.nodes, graph.again, strict=True)]
+    recomputed = schedule.overhead(graph.again, costs) * math.fsum(job.request.graph.costs)
+    return decide.total_bytes(job.request, solution), recomputed + math.fsum(band.seconds for band in job.chunks)
 
 
 def may_run_in_chunks(job: Job) -> bool:
@@ -520,49 +535,37 @@ def _excludes_chunks(job: Job) -> bool:
     return bool(job.ranges or job.options.state or job.options.buckets)
 
 
-def in_chunks(job: Job) -> Job:
+def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`."""
-    if _excludes_chunks(job) or not chunking.are_wanted(job.lowered, job.options, job.device):
+    lowered, request, options, device = job.lowered, job.request, job.options, job.device
+    if _excludes_chunks(job) or not chunking.are_wanted(lowered, options, device):
         return job
-
-    options, trains = job.options, job.mode == "training"
-    if trains and job.request.budget is not None:
+    if job.mode == "training" and request.budget is not None:
         if job.solution is not None:
             return job
+        step = step or both.StepSearch(lowered, request, options, device, job.strategy)
         try:
-            return _taken(job, both.for_budget(job.lowered, job.request, options, job.device, job.strategy))
+            candidate: both.Candidate = step.cheapest(request.budget)
         except BudgetError as error:
             raise _explained(job, error) from error
-    strategy = job.strategy if trains else "none"
-    plain = job.solution or decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
-    asked = options.axis_and_chunks
-    if asked is not None and asked[0] == ROWS:
-        return _with_strips(job, plain, asked[1])
-
-    chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
-    return _taken(job, plain if chosen is None else chosen)
-
-
-def _taken(job: Job, way: both.Way) -> Job:
-    """The job with a schedule, or chunks, that were decided on."""
-    return dataclasses.replace(job, solution=way) if isinstance(way, Solution) else _with_chunks(job, way)
-
-
-def _with_strips(job: Job, plain: Solution, count: int) -> Job:
-    allowed, threads = job.options.allow_rounding, job.options.threads
-    strips = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
+    else:
+        strategy = job.strategy if job.mode == "training" else "none"
+        plain = job.solution or decide.decide(dataclasses.replace(request, budget=None), strategy, options.order)
+        asked = options.axis_and_chunks
+        if asked is not None and asked[0] == ROWS:
+            rounds = options.allow_rounding
+            strips = stripping.choose(lowered, request, plain, device, asked[1], options.threads, rounds)
+            return dataclasses.replace(
+                job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(options, order="file"),
+                notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
+            )  # fmt: skip
+        candidate = chunking.choose(lowered, request, options, device, job.source.batch, plain) or plain
+    if isinstance(candidate, Solution):
+        return dataclasses.replace(job, solution=candidate)
     return dataclasses.replace(
-        job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(job.options, order="file"),
-        notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
-    )  # fmt: skip
-
-
-def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
-    request = dataclasses.replace(way.request, budget=job.request.budget)
-    options = dataclasses.replace(job.options, order="file")
-    return dataclasses.replace(
-        job, lowered=way.lowered, request=request, options=options, notes=(*job.notes, *way.notes),
-        chunks=way.described(), solution=way.solution,
+        job, lowered=candidate.lowered, request=dataclasses.replace(candidate.request, budget=request.budget),
+        options=dataclasses.replace(options, order="file"), notes=(*job.notes, *candidate.notes),
+        chunks=candidate.described(), solution=candidate.solution,
     )  # fmt: skip
 
 
@@ -579,23 +582,19 @@ def solve(job: Job) -> Solution:
 
 
 def _explained(job: Job, error: BudgetError) -> BudgetError:
-    kept = sum(not recomputed for recomputed in job.request.forced.values())
-    hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
-    hint = (hint if kept else "") + _offered(job, error.budget)
+    """The error with what keeps nodes, and with what finds the size that fits where the model was given one."""
+    kept, hint = sum(not recomputed for recomputed in job.request.forced.values()), ""
+    if kept:
+        hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+    dims = list(job.options.dims or ())
+    if job.source.batch is not None or dims:
+        vary = {} if job.source.batch is not None else {"vary": dims[0]}
+        example = call("fit", job.source.name, memory=exactly(error.budget), **vary)
+        hint += f" The largest {vary.get('vary', 'batch')} that fits: {example}"
     bound = error.lower_bound
     if may_run_in_chunks(job):
-        bound = min(bound, decide.least_total(job.request, whole=False))
+        bound = min(bound, decide.total_lower_bound(job.request, whole=False))
     return BudgetError(error.budget, error.smallest, bound, hint)
-
-
-def _offered(job: Job, budget: int) -> str:
-    """A sentence on what finds the size that fits, where the model has a dimension that was given a size."""
-    dims = list(job.options.dims or ())
-    if job.source.batch is None and not dims:
-        return ""
-    vary = {} if job.source.batch is not None else {"vary": dims[0]}
-    example = call("fit", job.source.name, memory=exactly(budget), **vary)
-    return f" The largest {vary.get('vary', 'batch')} that fits: {example}"
 
 
 def rehearsed(job: Job, begin: float) -> Job:
@@ -640,7 +639,13 @@ def _request(options: Options, graph: Graph, base: int) -> Request:
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
-    before = request.live_bytes
+    before, graph, workspace, host = request.live_bytes, solution.graph, None, frozenset[str]()
+    if calibration is not None and calibration.workspace is not None:  # a recomputation takes as much as the first run
+        steps = zip(graph.nodes, graph.workspace, strict=True)
+        workspace = {**calibration.workspace, **{name: size for name, size in steps if size}}
+    if calibration is not None and calibration.host:  # copies included
+        firsts = zip(graph.values, graph.firsts, strict=True)
+        host = frozenset(name for name, first in firsts if graph.values[first] in calibration.host)
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
     plan = Plan(
         model=job.lowered.model,
@@ -652,9 +657,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         device=str(job.device),
         stamp=job.lowered.stamp,
         threads=job.options.threads,
-        workspace=_workspace(calibration.workspace, solution)
-        if calibration and calibration.workspace is not None
-        else None,
+        workspace=workspace,
         batch=job.source.batch,
         budget=request.budget,
         strategy=job.strategy,
@@ -666,7 +669,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         live_before=before,
         planning_seconds=time.perf_counter() - begin,
         files=job.lowered.files,
-        host=_on_host(calibration.host, solution) if calibration else frozenset(),
+        host=host,
         stock_bytes=job.stock_bytes,
         chunks=job.chunks,
         ranges=job.ranges,
@@ -704,18 +707,6 @@ def _limited(plan: Plan, device: Device) -> Plan:
     return dataclasses.replace(plan, limit=limit, notes=(*plan.notes, said))
 
 
-def _workspace(measured: Mapping[str, int], solution: Solution) -> dict[str, int]:
-    """Workspace of every step by its node's name; a recomputation takes as much as the first run."""
-    names, workspace = solution.graph.nodes, solution.graph.workspace
-    return {**measured, **{name: size for name, size in zip(names, workspace, strict=True) if size}}
-
-
-def _on_host(host: frozenset[str], solution: Solution) -> frozenset[str]:
-    """Names of the values on the host, copies included."""
-    names, firsts = solution.graph.values, solution.graph.firsts
-    return frozenset(n for n, first in zip(names, firsts, strict=True) if names[first] in host) if host else host
-
-
 def _unheeded(job: Job, solution: Solution) -> tuple[str, ...]:
     """A note on nodes that are marked to be recomputed, but kept for the backward pass."""
     request, graph, runs = job.request, job.request.graph, Counter(solution.schedule)
@@ -747,12 +738,6 @@ def device_of(device: str | Device | None) -> Device:
     from memonger.runtime import onnxruntime
 
     return parse_device("cpu" if onnxruntime.is_available() else "none")
-
-
-def _check_precision(own: Model, options: Options) -> None:
-    if options.precision is not None and own.is_differentiated:
-        given = option("precision", options.precision)
-        raise PlanError(f"{own.name} is differentiated already: {given} is for training a forward model.")
 
 
 def _differentiate(model: Model, options: Options) -> Model:

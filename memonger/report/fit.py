@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from memonger.planner.fit import Fit
-from memonger.planner.sizing import Beyond
+from memonger.planner.fit import Beyond, Fit
 from memonger.report.chunks import chunks_lines
 from memonger.report.summary import plan_record
 from memonger.report.text import table_of

@@ -64,3 +64,12 @@ def peak_over(baseline: int, work: Callable[[], object]) -> int:
     peak = resident().peak
     del result
     return max(0, peak - baseline)
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that this machine could give a process now; None where the system doesn't tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None

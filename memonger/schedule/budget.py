@@ -1,38 +1,134 @@
-"""The strategy ``budget``: the cheapest schedule found within a budget; see `memonger.schedule.portfolio`."""
+"""Search under a budget: propose schedules for a target, allocate them, correct the target by what they lack.
+
+What is searched isn't what the budget is of. A search of the reduced problem holds the live bytes of its worst step.
+A plan needs an arena, which may have gaps; folded nodes need a little more or less than the problem says; and what runs
+in slices takes less. `cheapest_within` is the loop around all of these, `BudgetSearch` proposes schedules, and the
+strategy ``budget`` takes what they need as they are. `memonger.schedule.decide` lays them out.
+"""
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
 from memonger.errors import BudgetError
-from memonger.schedule import portfolio
 from memonger.schedule.cheap import cheap_groups
 from memonger.schedule.effort import Progress
+from memonger.schedule.portfolio import search_best
 from memonger.schedule.problem import ScheduleFigures, weighed_by_bytes
 from memonger.schedule.segments import block, logarithmic, square_root
 from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Outcome, Request, Strategy
 from memonger.schedule.sweep import sweep
-from memonger.schedule.targets import Tried, cheapest_within
 
-Tell = Callable[[str], None]
+ATTEMPTS = 6
+"""Targets for one budget."""
+
+ReportProgress = Callable[[str], None]
+KnownSchedules = MutableMapping[object, list[tuple[int, ...]]]
+Proposal = TypeVar("Proposal")
+Item = TypeVar("Item")
+
+
+class Allocated(NamedTuple, Generic[Item]):
+    """What became of a proposal.
+
+    Attributes:
+        bytes: In those of the budget.
+        cost: Of all steps.
+        item: What it is.
+    """
+
+    bytes: int
+    cost: float
+    item: Item
+
+
+Propose = Callable[[int, int], tuple[int, Iterable[Proposal]]]
+"""Given a target and the number of the attempt, the bytes that the search counts for the first proposal, and
+proposals within the target, the cheapest first; where there is none, the one with the fewest bytes. None at all ends
+the search."""
+
+
+def cheapest_within(
+    budget: int,
+    propose: Propose[Proposal],
+    allocate: Callable[[Proposal], Allocated[Item]],
+    *,
+    start: int | None = None,
+    attempts: int = ATTEMPTS,
+) -> Allocated[Item] | None:
+    """The cheapest that was found within the budget, or None.
+
+    Where the cheapest proposal doesn't fit, the next target is smaller by what it lacks, from the third time on by
+    twice that, then four times, and so on; and one halfway back where nothing was found any more. Where nothing fitted
+    twice (of three attempts once), the smallest that there is is looked at: if that doesn't fit, nothing does, and else
+    no target is below it any more. Where it was found for want of anything else, the next target leaves it what it
+    leaves of the budget.
+
+    Args:
+        budget: Bytes.
+        propose: What may be done.
+        allocate: What it takes; asked of the proposals one by one, to the first that fits.
+        start: The first target, where that isn't the budget.
+        attempts: Targets that are tried.
+    """
+    target, too_large, smallest = budget if start is None else start, 0, -1
+    best: Allocated[Item] | None = None
+    for attempt in range(attempts):
+        checks = best is None and attempt == min(2, attempts - 2)
+        counted, proposals = propose(0 if checks else target, attempt)
+        first = fitting = None
+        for each in map(allocate, proposals):
+            first = first or each
+            if each.bytes <= budget:
+                fitting = each
+                break
+        if first is None or (checks and fitting is None):
+            break
+        before, best = best, min((each for each in (best, fitting) if each), key=lambda each: each.cost, default=None)
+        if checks:
+            smallest = counted
+        elif counted <= target:
+            if best is not None and best.cost <= first.cost:
+                break
+            too_large = target
+            target = min(target - ((first.bytes - budget) << max(0, attempt - 1)), counted - 1)
+        elif fitting is not None and before is None:
+            smallest, target = counted, counted + budget - fitting.bytes
+            if too_large:
+                target = min(target, (counted + too_large) // 2)
+        elif best is None and too_large:
+            target = (target + too_large) // 2
+        else:
+            break
+        if target <= smallest:
+            target = (smallest + too_large) // 2
+    return best
 
 
 class BudgetSearch:
-    """Searches of one request for any number of budgets, which share what doesn't depend on the budget.
+    """Schedules of one request for any number of targets, which share what doesn't depend on the target.
 
     Args:
         request: What is planned. Its own budget is not looked at.
+        known: Schedules of the reduced problem to start from beside those of the strategies, by what its nodes stand
+            for. What is found is added.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._plain = tuple(range(len(request.graph.nodes)))
-        self._least: tuple[int, ScheduleFigures] | None = None  # the largest target in vain, and what was found
+    def __init__(self, request: Request, known: KnownSchedules | None = None) -> None:
+        self.request, self._known = request, known
+        self._once = tuple(range(len(request.graph.nodes)))
+        self._smallest: tuple[int, ScheduleFigures] | None = None  # the largest target in vain, and what was found
 
     def within(
-        self, target: int, *, time_limit: float | None = None, tell: Tell | None = None
+        self,
+        target: int,
+        *,
+        time_limit: float | None = None,
+        report: ReportProgress | None = None,
+        any_cost: bool = False,
     ) -> tuple[int, list[Outcome]]:
         """What one search of the reduced problem finds within a target, the cheapest first.
 
@@ -41,47 +137,59 @@ class BudgetSearch:
         Args:
             target: Bytes for everything, `Request.base` and workspace included.
             time_limit: Seconds after which nothing is improved.
-            tell: Called with a few words on how far the search is.
+            report: Called with a few words on how far the search is.
+            any_cost: The first schedule found within the target will do.
 
         Returns:
             Bytes that are counted for the first schedule, and the schedules. Where none is within the target, the one
             with the smallest peak found, which is the same whatever was searched before.
         """
-        if self._needed <= target:
-            return self._needed, [Outcome(self._plain)]
-        if self._least is not None and target <= self._least[0]:
-            result = self._least[1]
+        if self._bytes_once <= target:
+            return self._bytes_once, [Outcome(self._once)]
+        if self._smallest is not None and target <= self._smallest[0]:
+            figures = self._smallest[1]
         else:
-            result = self._search(target, time_limit, tell)
-            if result.peak > target:
-                self._least = target, result
-        return result.peak, [Outcome(self._staged.reduced.expand(each)) for each in (result.schedule, *result.others)]
+            problem, request = self.staged.problem, self.request
+            progress = None if report is None else _InWords(report, math.fsum(problem.costs))
+            key, known = (request.graph.nodes, self.staged.reduced.members), list[tuple[int, ...]]()
+            if self._known is not None:
+                known = self._known.setdefault(key, known)
+            figures = search_best(
+                problem, target, effort=request.effort, time_limit=time_limit, progress=progress,
+                initial=[*self._initial, *known], any_cost=any_cost,
+            )  # fmt: skip
+            known.append(figures.schedule)
+            if figures.peak > target:
+                self._smallest = target, figures
+        expand = self.staged.reduced.expand
+        return figures.peak, [Outcome(expand(each)) for each in (figures.schedule, *figures.others)]
 
     @cached_property
-    def _needed(self) -> int:
-        """Bytes with nothing recomputed."""
-        return self.request.needed(self._plain)
+    def _bytes_once(self) -> int:
+        """With nothing recomputed."""
+        return self.request.needed(self._once)
 
     @cached_property
-    def lower_bound(self) -> int:
-        """No schedule takes less."""
-        return self._staged.problem.lower_bound
-
-    @cached_property
-    def _staged(self) -> StagedProblem:
+    def staged(self) -> StagedProblem:
+        """The reduced problem that is searched."""
         return StagedProblem(self.request)
 
     @cached_property
     def _initial(self) -> list[tuple[int, ...]]:
-        return initial_schedules(self._staged, self.request.time_limit)
+        """Schedules of the strategies without search; without a backward pass there are none.
 
-    def _search(self, budget: int, time_limit: float | None, tell: Tell | None) -> ScheduleFigures:
-        """The cheapest schedule of the reduced problem within the budget, or the one with the smallest peak found."""
-        problem = self._staged.problem
-        progress = None if tell is None else Report(tell, math.fsum(problem.costs))
-        return portfolio.search_best(
-            problem, budget, effort=self.request.effort, time_limit=time_limit, progress=progress, initial=self._initial
-        )
+        They are the same whatever a node costs; see `memonger.schedule.portfolio.PortfolioSearch.smallest`.
+        """
+        problem, kept, stage_sets = weighed_by_bytes(self.staged.problem), self.staged.kept, self.staged.stage_sets
+        if all(problem.forward):
+            return []
+        segmented = [
+            strategy(problem, stages, kept)
+            for stages in stage_sets.values()
+            for strategy in (block, square_root, logarithmic)
+        ]
+        swept = sweep(problem, stage_sets, forced=kept, time_limit=self.request.time_limit)
+        return [*segmented, swept.schedule, cheap_groups(self.staged.reduced)]
 
 
 def within_budget(request: Request) -> Outcome:
@@ -91,64 +199,40 @@ def within_budget(request: Request) -> Outcome:
         BudgetError: no schedule within the budget was found.
     """
     budget, search = request.required_budget(), BudgetSearch(request)
-    within = partial(search.within, time_limit=request.time_limit, tell=request.progress)
 
-    def tried(target: int, _: int) -> tuple[int, Iterator[Tried[Outcome]]]:
-        counted, outcomes = within(target)
-        return counted, (Tried(request.needed(each.schedule), request.cost(each.schedule), each) for each in outcomes)
+    def as_it_is(outcome: Outcome) -> Allocated[Outcome]:
+        return Allocated(request.needed(outcome.schedule), request.cost(outcome.schedule), outcome)
 
-    outcome = cheapest_within(budget, tried)
-    if outcome is None:
-        _, (least, *_) = within(0)
-        raise BudgetError(budget, request.needed(least.schedule), search.lower_bound)
-    return outcome
-
-
-def initial_schedules(staged: StagedProblem, time_limit: float | None = None) -> list[tuple[int, ...]]:
-    """Schedules of the strategies without search, from which the search may start. None without a backward pass.
-
-    They are the same whatever a node costs; see `memonger.schedule.portfolio.PortfolioSearch.smallest`.
-    """
-    problem, kept = weighed_by_bytes(staged.problem), staged.kept
-    if all(problem.forward):
-        return []
-    segmented = [
-        strategy(problem, stages, kept)
-        for stages in staged.stage_sets.values()
-        for strategy in (block, square_root, logarithmic)
-    ]
-    swept = sweep(problem, staged.stage_sets, forced=kept, time_limit=time_limit)
-    return [*segmented, swept.schedule, cheap_groups(staged.reduced)]
+    found = cheapest_within(
+        budget,
+        lambda target, _: search.within(target, time_limit=request.time_limit, report=request.progress),
+        as_it_is,
+    )
+    if found is None:
+        _, (smallest, *_) = search.within(0)
+        raise BudgetError(budget, request.needed(smallest.schedule), search.staged.problem.lower_bound)
+    return found.item
 
 
-class Report:
-    """Says in words how far a search is: the part done, the best schedule so far, and the time left.
+class _InWords:
+    """Says in words how far a search is: the part done, the best schedule so far, and the time left."""
 
-    Args:
-        tell: Called with the words.
-        once: Cost of one pass.
-    """
-
-    def __init__(self, tell: Tell, once: float) -> None:
-        self.tell, self.once, self.begin = tell, once, time.monotonic()
+    def __init__(self, report: ReportProgress, once: float) -> None:
+        self.report, self.once, self.begin = report, once, time.monotonic()
         self.done = 0.0
         self.best = (math.inf, math.inf)
 
     def __call__(self, progress: Progress) -> None:
         self.done = max(self.done, progress.done)
-        if not progress.lowering:
-            self.best = min(self.best, (progress.excess, progress.cost))
-        excess, cost = self.best
-        state = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
         if progress.lowering:
             state = "looking for less memory"  # costs don't count there
-        self.tell(f"{self.done:.0%}, {state}{self._left()}")
-
-    def _left(self) -> str:
+        else:
+            self.best = min(self.best, (progress.excess, progress.cost))
+            excess, cost = self.best
+            state = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
         seconds = time.monotonic() - self.begin
-        if seconds < 1 or self.done < 0.05:
-            return ""
-        return f", about {seconds * (1 - self.done) / self.done:.0f} s left"
+        left = "" if seconds < 1 or self.done < 0.05 else f", about {seconds * (1 - self.done) / self.done:.0f} s left"
+        self.report(f"{self.done:.0%}, {state}{left}")
 
 
 BUDGET = Strategy(

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from memonger.allocation import EFFORT, Layout, allocate, lower_bound
 from memonger.errors import BudgetError, PlanError
@@ -15,21 +16,22 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, needed_bytes
 from memonger.graph.window_choice import storages
 from memonger.schedule import STRATEGIES, BudgetSearch, Outcome, Request, every_schedule
-from memonger.schedule.budget import BUDGET
+from memonger.schedule.budget import ATTEMPTS, BUDGET, Allocated, KnownSchedules, ReportProgress, cheapest_within
 from memonger.schedule.every_schedule import least_arena, output_bytes
 from memonger.schedule.forced import with_marked_again
 from memonger.schedule.orders import ORDERS
-from memonger.schedule.targets import ATTEMPTS, Tried, cheapest_within
 from memonger.units import KiB, format_size
 
-BOUND_EFFORT = every_schedule.EFFORT
-"""Effort for a lower bound."""
+_BOUND_SHARE = 8
+"""A lower bound that is only said may look at so many values for each change of a schedule that the search may try."""
 
 _QUICK = EFFORT // 20
 """Effort for each layout that is compared."""
 
 _WORTH = 256 * KiB
 """Bytes above its lower bound from which the smallest of them gets all the effort, which is some five seconds."""
+
+Item = TypeVar("Item")
 
 _MANY = 50_000
 """With more nodes than this ``best`` is the file's own order, as the others take seconds each."""
@@ -69,7 +71,9 @@ def total_bytes(request: Request, solution: Solution) -> int:
     return request.base + solution.total_bytes
 
 
-def least_total(request: Request, *, again: bool = True, whole: bool = True, effort: int = BOUND_EFFORT) -> int:
+def total_lower_bound(
+    request: Request, *, again: bool = True, whole: bool = True, effort: int = every_schedule.EFFORT
+) -> int:
     """Bytes that the total of every plan takes, in whatever order: what is there at each step, and the least arena.
 
     What the inputs decide the size of isn't counted: other inputs may take less.
@@ -105,14 +109,15 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
         return _without(request, names)
     if request.budget is not None:
         return Budgets(request, strategy, names).cheapest(request.budget)
-    return _by(request, strategy, names)
+    _, own_order, outcome = _unbudgeted(request, strategy, names)
+    return lay_out(request, own_order, outcome)
 
 
-def _by(request: Request, strategy: str, names: Sequence[str]) -> Solution:
-    """What a strategy recomputes where there is no budget."""
+def _unbudgeted(request: Request, strategy: str, names: Sequence[str]) -> tuple[Request, tuple[int, ...], Outcome]:
+    """The ordered request, its order, and what a strategy makes of it, by estimated costs where there are any."""
     graph = request.graph if request.estimates is None else dataclasses.replace(request.graph, costs=request.estimates)
-    ordered, schedule = _ordered_for(strategy, dataclasses.replace(request, graph=graph), names)
-    return lay_out(request, schedule, STRATEGIES[strategy].run(ordered))
+    ordered, order = _ordered_for(strategy, dataclasses.replace(request, graph=graph, budget=None), names)
+    return ordered, order, STRATEGIES[strategy].run(ordered)
 
 
 def _ordered_for(strategy: str, request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:
@@ -136,29 +141,31 @@ def frontier(
         strategy: A strategy that takes a budget.
         budgets: These budgets instead. For one that nothing was found for, the smallest total found stands.
     """
-    begin = time.monotonic()
-    searched = Budgets(request, strategy, orders_of(order, request.graph))
-    plain, least = searched.plain, searched.least
-    results, lowest, span = [plain, least], searched.total(least), searched.total(plain) - searched.total(least)
+    begin, once = time.monotonic(), math.fsum(request.graph.costs)
+    search = Budgets(request, strategy, orders_of(order, request.graph))
+    found = [search.plain, search.smallest]
+    lowest, span = search.total(search.smallest), search.total(search.plain) - search.total(search.smallest)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(points)]
     for number, budget in enumerate(tried):
         left = None if request.time_limit is None else begin + request.time_limit - time.monotonic()
         if left is not None and left <= 0:
             break
-        with suppress(BudgetError):
-            part, point = None if left is None else left / (len(tried) - number), f"point {number + 1} of {len(tried)}"
-            results.append(searched.cheapest(budget, part, f"{point}, "))
+        part, point = None if left is None else left / (len(tried) - number), f"point {number + 1} of {len(tried)}"
+        solution = search.within(budget, part, f"{point}, ")
+        if solution is not None:
+            found.append(solution)
             if request.progress is not None:
-                request.progress(f"found {point}: {searched.described(results[-1])}")
-    return _undominated(results)
+                overhead = solution.cost / once - 1 if once else 0
+                request.progress(f"found {point}: {format_size(search.total(solution))} in total, {overhead:+.1%}")
+    return undominated(found, lambda each: (each.total_bytes, each.cost))
 
 
-def _undominated(solutions: Iterable[Solution]) -> list[Solution]:
+def undominated(candidates: Sequence[Item], figures: Callable[[Item], tuple[int, float]]) -> list[Item]:
     """Those of which none is better than another in both total and cost, by falling total."""
-    best: list[Solution] = []
-    for solution in sorted(solutions, key=lambda each: (each.total_bytes, each.cost)):
-        if not best or solution.cost < best[-1].cost:
-            best.append(solution)
+    best: list[Item] = []
+    for one in sorted(candidates, key=figures):
+        if not best or figures(one)[1] < figures(best[-1])[1]:
+            best.append(one)
     return best[::-1]
 
 
@@ -169,88 +176,125 @@ class Budgets:
         request: What is planned.
         strategy: A strategy that takes a budget.
         names: Orders to try.
+        known: See `memonger.schedule.budget.BudgetSearch`.
 
     Attributes:
-        plain: With nothing recomputed but what is marked so.
+        laid_out: All that was laid out, by schedules of the ordered graph.
     """
 
-    def __init__(self, request: Request, strategy: str, names: Sequence[str]) -> None:
-        self.request, self.strategy, self.names = request, strategy, names
-        self._known: dict[tuple[int, ...], Solution] = {}
-        if request.recomputes_marked:
-            self.plain = self._laid_out(Outcome(tuple(range(len(self._ordered[1])))))
-        else:
-            self.plain = _without(request, names)
+    def __init__(
+        self, request: Request, strategy: str, names: Sequence[str], known: KnownSchedules | None = None
+    ) -> None:
+        self.request, self.strategy, self.names, self._known = request, strategy, names, known
+        self.laid_out: dict[tuple[int, ...], Solution] = {}
+        self._found: dict[int, Solution | None] = {}
+
+    @cached_property
+    def plain(self) -> Solution:
+        """With nothing recomputed but what is marked so."""
+        if self.request.recomputes_marked:
+            return self._lay_out(Outcome(tuple(range(len(self._ordered[1])))))
+        return _without(self.request, self.names)
+
+    @cached_property
+    def lower_bound(self) -> int:
+        """No plan of these nodes takes less, whatever its order and whatever it computes again."""
+        return total_lower_bound(self.request, effort=min(every_schedule.EFFORT, _BOUND_SHARE * self.request.effort))
 
     def total(self, solution: Solution) -> int:
         """See `total_bytes`."""
         return total_bytes(self.request, solution)
 
-    def described(self, solution: Solution) -> str:
-        """Total and extra cost in words."""
-        once = math.fsum(self.request.graph.costs)
-        return f"{format_size(self.total(solution))} in total, {solution.cost / once - 1 if once else 0:+.1%}"
+    def cheapest(self, budget: int) -> Solution:
+        """As `within`.
 
-    def cheapest(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution:
-        """The cheapest solution found within the budget, or what no budget gives if that is cheaper and fits too.
+        Raises:
+            BudgetError: nothing was found. `within` finds something for the budget that it names.
+        """
+        solution = self.within(budget)
+        if solution is None:
+            raise BudgetError(budget, self.total(self.smallest), self.lower_bound)
+        return solution
 
-        See `memonger.schedule.targets`.
+    def within(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution | None:
+        """The cheapest solution found within a budget, or what no budget gives if that is cheaper and fits too.
+
+        What was found for a budget is kept, and below one for which nothing was found nothing is searched.
+
+        Args:
+            budget: Bytes for everything.
+            time_limit: Seconds, in place of the request's.
+            told: What every report of progress begins with.
         """
         if self.total(self.plain) <= budget:
             return self.plain
-        limit, begin = self.request.time_limit if time_limit is None else time_limit, time.monotonic()
+        if budget not in self._found and budget <= max((at for at, one in self._found.items() if not one), default=-1):
+            return None
+        if budget not in self._found:
+            is_impossible = all(self.request.graph.forward) and budget < self.lower_bound  # which is tight there
+            self._found[budget] = None if is_impossible else self.search(budget, time_limit, told)
+        return self._found[budget]
 
-        def tried(target: int, attempt: int) -> tuple[int, Iterator[Tried[Solution]]]:
+    def search(
+        self, budget: int, time_limit: float | None = None, told: str = "", *, any_cost: bool = False
+    ) -> Solution | None:
+        """As `within`, where something has to be recomputed; with ``any_cost`` the first that fits will do."""
+        request, begin, fitting = self.request, time.monotonic(), list[Solution]()
+        limit = request.time_limit if time_limit is None else time_limit
+
+        def propose(target: int, attempt: int) -> tuple[int, list[Outcome]]:
+            if any_cost and fitting:
+                return target, []
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            counted, outcomes = self._within(target, left, f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
-            solutions = map(self._laid_out, outcomes)
-            return counted, (Tried(self.total(each), each.cost, each) for each in solutions)
+            report = self._reporting(f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            if self.strategy != BUDGET.name:
+                ordered = dataclasses.replace(self._ordered[0], budget=target, time_limit=left, progress=report)
+                with suppress(PlanError):
+                    return target, [STRATEGIES[self.strategy].run(ordered)]
+                target = 0
+            return self._search.within(target, time_limit=left, report=report, any_cost=any_cost)
 
-        found = cheapest_within(budget, tried)
-        fitting = (each for each in (found, self.usual) if each is not None and self.total(each) <= budget)
-        solution = min(fitting, key=lambda each: each.cost, default=None)
-        if solution is None:
-            raise BudgetError(budget, self.total(self.least), self._lower_bound)
-        return solution
+        def allocate(outcome: Outcome) -> Allocated[Solution]:
+            solution = self._lay_out(outcome)
+            fitting.extend([solution] if self.total(solution) <= budget else [])
+            return Allocated(self.total(solution), solution.cost, solution)
+
+        found = cheapest_within(budget, propose, allocate)
+        if not all(request.graph.forward):
+            ordered, order, outcome = self._swept
+            cost = math.fsum(request.graph.costs[order[node]] for node in outcome.schedule)
+            may_be_better = (found is None or cost < found.cost) and ordered.needed(outcome.schedule) <= budget
+            if may_be_better and self.total(self.usual) <= budget:
+                return self.usual
+        return None if found is None else found.item
 
     @cached_property
     def usual(self) -> Solution:
         """What is planned where nobody gives a budget: a sweep's choice, or without a backward pass all is kept."""
-        if all(self.request.graph.forward):
-            return self.plain
-        return _by(dataclasses.replace(self.request, budget=None), "sweep", self.names)
+        return self.plain if all(self.request.graph.forward) else lay_out(self.request, *self._swept[1:])
 
     @cached_property
-    def _lower_bound(self) -> int:
-        """No plan of these nodes takes less, whatever its order and whatever it computes again."""
-        return least_total(self.request)
+    def _swept(self) -> tuple[Request, tuple[int, ...], Outcome]:
+        return _unbudgeted(self.request, "sweep", self.names)
 
     @cached_property
-    def least(self) -> Solution:
+    def smallest(self) -> Solution:
         """The solution with the smallest total that is found whatever the budget."""
+        if all(self.request.graph.forward) and self.total(self.plain) <= self.lower_bound:
+            return self.plain
         _, (outcome, *_) = self._search.within(
-            0, time_limit=self.request.time_limit, tell=self._telling("the smallest budget, ")
+            0, time_limit=self.request.time_limit, report=self._reporting("the smallest budget, ")
         )
-        return min(self.plain, self._laid_out(outcome), key=lambda each: (each.total_bytes, each.cost))
+        return min(self.plain, self._lay_out(outcome), key=lambda each: (each.total_bytes, each.cost))
 
-    def _within(self, target: int, time_limit: float | None, told: str) -> tuple[int, list[Outcome]]:
-        """What the strategy finds within a target; see `BudgetSearch.within`."""
-        tell = self._telling(told)
-        if self.strategy == BUDGET.name:
-            return self._search.within(target, time_limit=time_limit, tell=tell)
-        ordered = dataclasses.replace(self._ordered[0], budget=target, time_limit=time_limit, progress=tell)
-        with suppress(PlanError):
-            return target, [STRATEGIES[self.strategy].run(ordered)]
-        return self._search.within(0, time_limit=time_limit, tell=tell)
+    def _reporting(self, told: str) -> ReportProgress | None:
+        report = self.request.progress
+        return None if report is None else lambda state: report(told + state)
 
-    def _telling(self, told: str) -> Callable[[str], None] | None:
-        tell = self.request.progress
-        return None if tell is None else lambda state: tell(told + state)
-
-    def _laid_out(self, outcome: Outcome) -> Solution:
-        if outcome.schedule not in self._known:
-            self._known[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome)
-        return dataclasses.replace(self._known[outcome.schedule], outcome=outcome)
+    def _lay_out(self, outcome: Outcome) -> Solution:
+        if outcome.schedule not in self.laid_out:
+            self.laid_out[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome)
+        return dataclasses.replace(self.laid_out[outcome.schedule], outcome=outcome)
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:
@@ -265,7 +309,7 @@ class Budgets:
 
     @cached_property
     def _search(self) -> BudgetSearch:
-        return BudgetSearch(self._ordered[0])
+        return BudgetSearch(self._ordered[0], self._known)
 
 
 def orders_of(order: str, graph: Graph) -> list[str]:
@@ -283,10 +327,15 @@ def _without(request: Request, names: Iterable[str]) -> Solution:
     return _smallest(request, [(schedule, Outcome(schedule)) for schedule in schedules])
 
 
-def _smallest(request: Request, ways: Iterable[tuple[tuple[int, ...], Outcome]]) -> Solution:
+def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
+    """The solution for a schedule of the ordered graph."""
+    return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)])
+
+
+def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outcome]]) -> Solution:
     """The first with the smallest arena of some schedules of the request's graph, each with windows and without."""
     candidates: list[tuple[int, Storage, Solution]] = []
-    for schedule, outcome in ways:
+    for schedule, outcome in scheduled:
         graph = rewrite.schedule_graph(request.graph, schedule)
         empty = Solution(schedule, graph, {}, 0, outcome)
         stored = storages(graph, request.sharing, request.alignment)
@@ -327,11 +376,6 @@ def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tu
         forced={step_of[node]: forced for node, forced in request.forced.items()},
         parts=frozenset(step_of[node] for node in request.parts),
     ), schedule
-
-
-def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
-    """The solution for a schedule of the ordered graph."""
-    return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)])
 
 
 def _offsets(storage: Storage, layout: Layout) -> dict[int, int]:

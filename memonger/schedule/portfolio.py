@@ -75,33 +75,21 @@ def search_best(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
     initial: Schedules = (),
+    any_cost: bool = False,
 ) -> ScheduleFigures:
     """As `search`; where no schedule within the budget was found, the one with the smallest peak found.
 
-    That one is the same for every budget, and `smallest_budget` finds it as well.
+    That one is the same for every budget: with a budget of 0 it is what is looked for.
+
+    Args:
+        any_cost: The first schedule found within the budget will do.
     """
     once = ScheduleFigures.of(problem, problem.schedule)
     if once.peak <= budget:
         return once
-    holds = budget >= problem.lower_bound
-    searching = PortfolioSearch(problem, Effort(effort, time_limit, progress, lowering=not holds), seed, initial)
-    return searching.cheapest(budget) if holds else searching.smallest(budget)
-
-
-def smallest_budget(
-    problem: Problem,
-    *,
-    effort: int = EFFORT,
-    time_limit: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    seed: int = 1,
-    initial: Schedules = (),
-) -> ScheduleFigures:
-    """The schedule with the smallest peak found: its ``peak`` is the smallest budget for which a schedule was found.
-
-    For the arguments see `search`.
-    """
-    return PortfolioSearch(problem, Effort(effort, time_limit, progress), seed, initial).smallest()
+    lowering = any_cost or budget < problem.lower_bound
+    searching = PortfolioSearch(problem, Effort(effort, time_limit, progress, lowering=lowering), seed, initial)
+    return searching.smallest(budget) if lowering else searching.cheapest(budget)
 
 
 class SearchPoint(NamedTuple):
@@ -140,7 +128,10 @@ class PortfolioSearch:
         """The cheapest schedule found within the budget, or the one with the smallest peak if none was found."""
         self.effort.whole = 2 + self.tuning.again
         given = self._greedy_from_given(budget)
-        starts = self._greedy_starts(budget, given[0])
+        starts = given[:1]
+        order = self._better_order(budget) if given[0][:2] > (0, cost(self.problem, self.problem.schedule)) else None
+        if order is not None:
+            starts = sorted([given[0], self._greedy_from_order(order, budget)])
         annealing = self._annealing(order_matters=len(starts) > 1)
         most = self.tuning.huge_initial if self.problem.nodes > self.tuning.huge else None
         initial = (self._greedy_from(schedules, most, budget) for schedules in (self.initial, self._repeated(budget)))
@@ -152,7 +143,7 @@ class PortfolioSearch:
             result = self._refined(budget, best)
             others = dict.fromkeys(point.schedule for point in sorted([*given, *starts]) if not point.excess)
             return replace(result, others=tuple(each for each in others if each != result.schedule))
-        # As `smallest_budget` does, so that every budget which that names as feasible is feasible here too.
+        # As without any budget, so that every budget which a refusal names as feasible is feasible here too.
         least = replace(self, effort=self.effort.part(1.0, before=1.0, lowering=True)).smallest(budget)
         if least.peak > budget:
             return least
@@ -166,13 +157,16 @@ class PortfolioSearch:
         It is the same whatever a node costs. Costs may be measured, and others each time: a budget that was once named
         as the smallest must be held the next time, too.
         """
-        problem = weighed_by_bytes(self.problem)
-        return ScheduleFigures.of(self.problem, replace(self, problem=problem)._smallest(enough).schedule)
+        weighed = replace(self, problem=weighed_by_bytes(self.problem))
+        return ScheduleFigures.of(self.problem, weighed._smallest(enough).schedule)
 
     def _smallest(self, enough: int) -> ScheduleFigures:
         once = ScheduleFigures.of(self.problem, self.problem.schedule)
         reordered = list(self._reordered(once))
-        given = self.initial or (self._greedily_lowered(once),)
+        if self.initial:
+            given = self.initial
+        else:  # what the first greedy variant makes of the given order until it gets no further; it is not charged
+            given = (self._until_hopeless(self._far_below(once)[0], self.tuning.greedy[0], self._first_work).schedule,)
         best = min([once, *reordered, *(ScheduleFigures.of(self.problem, each) for each in given)], key=_peak_then_cost)
         starts = [best] if best is once or self.problem.nodes > self.tuning.large else [once, best]
         annealing = self._annealing(order_matters=bool(reordered))
@@ -184,12 +178,6 @@ class PortfolioSearch:
                 until = begin + (1 - begin) * (turn + 1) / len(starts)
                 best = min(best, self._descend(timeline, start, enough, until, annealing), key=_peak_then_cost)
         return best
-
-    def _greedy_starts(self, budget: int, start: SearchPoint) -> list[SearchPoint]:
-        """A greedy schedule of the given order and, where there is one, of a better order, the best schedule first."""
-        once = cost(self.problem, self.problem.schedule)
-        order = self._better_order(budget) if start[:2] > (0, once) else None
-        return [start] if order is None else sorted([start, self._greedy_from_order(order, budget)])
 
     def _greedy_from_given(self, budget: int) -> list[SearchPoint]:
         """What the variants of the greedy algorithm make of the given order, the best first."""
@@ -203,14 +191,13 @@ class PortfolioSearch:
                 return [best]
             limit = math.inf if best.excess else once + tuning.greedy_patience * (best.cost - once)
             timeline.load(self.problem.schedule)
-            points.append(self._greedy(timeline, budget, replace(options, cost_limit=limit), self._expired(timeline)))
+            options = replace(options, cost_limit=limit)
+            points.append(
+                self._greedy(timeline, budget, options, lambda: self.effort.spent(timeline) > tuning.greedy_until)
+            )
         self.effort.charge(timeline, tuning.greedy_charge)
-        return sorted([*points, self._plain(budget)])
-
-    def _plain(self, budget: int) -> SearchPoint:
-        """What the plain greedy algorithm finds. It is not charged, so that it takes nothing from other parts."""
-        most = self.tuning.plain_work * min(1.0, self.tuning.large / self.problem.nodes)
-        return self._until_hopeless(budget, GreedyOptions(plain=True), most)
+        most = tuning.plain_work * min(1.0, tuning.large / self.problem.nodes)
+        return sorted([*points, self._until_hopeless(budget, GreedyOptions(plain=True), most)])  # not charged
 
     def _until_hopeless(self, budget: int, options: GreedyOptions, most: float) -> SearchPoint:
         """What a variant makes of the given order with so many changes, as long as its pace leaves hope and time."""
@@ -222,9 +209,6 @@ class PortfolioSearch:
     def _first_work(self) -> int:
         """Changes that the first variant may try."""
         return self.tuning.first_work * max(self.tuning.few, self.problem.nodes)
-
-    def _expired(self, timeline: Timeline) -> Callable[[], bool]:
-        return lambda: self.effort.spent(timeline) > self.tuning.greedy_until
 
     def _greedy_from_order(self, order: tuple[int, ...], budget: int) -> SearchPoint:
         """The greedy schedule of another order."""
@@ -250,11 +234,20 @@ class PortfolioSearch:
     def _greedy_from(self, schedules: Schedules, most: int | None, budget: int) -> Iterator[SearchPoint]:
         """What the greedy algorithm makes of so many of these, which may be above the budget or far below it."""
         timeline = Timeline(self.problem)
-        points = sorted(_point(self.problem, schedule, budget) for schedule in dict.fromkeys(schedules))
-        for start in points[:most]:
+        points = [
+            SearchPoint(
+                sum(max(0, step - budget) for step in memory(self.problem, each)), cost(self.problem, each), each
+            )
+            for each in dict.fromkeys(schedules)
+        ]
+        for start in sorted(points)[:most]:
             timeline.load(start.schedule)
-            done = self.effort.portion(timeline, self.tuning.initial_share)
-            yield self._greedy(timeline, budget, self.tuning.greedy[0], _ended(done))
+            share = self.effort.portion(timeline, self.tuning.initial_share)
+
+            def ended(share: Callable[[], float] = share) -> bool:
+                return share() >= 1
+
+            yield self._greedy(timeline, budget, self.tuning.greedy[0], ended)
 
     def _greedy(
         self, timeline: Timeline, budget: int, options: GreedyOptions, expired: Callable[[], bool]
@@ -316,9 +309,15 @@ class PortfolioSearch:
         for turn, end in enumerate(ends):
             if turn:
                 timeline.load(starts[turn % len(starts)].schedule)
+            until, spent = before + (1 - before) * end, self.effort.spent(timeline)
+            portion = self.effort.portion(timeline, until - spent, until)
+
+            def done(portion: Callable[[], float] = portion) -> float:
+                return 1.0 if timeline.cost <= once and not excess(timeline, budget) else portion()
+
             seeded = replace(annealing, seed=annealing.seed + turn)
-            point = self._improved(timeline, budget, seeded, before + (1 - before) * end, once)
-            best = min(best, point)
+            energy = improve(timeline, budget, seeded, done, lambda energy: self.effort.tell(timeline, *energy))
+            best = min(best, SearchPoint(*energy, timeline.schedule()))
             if best[:2] <= (0, once) or (best.excess and turn + 1 >= len(starts)):
                 break
         self.effort.charge(timeline)
@@ -330,28 +329,10 @@ class PortfolioSearch:
         last = replace(annealing, seed=annealing.seed + len(self.tuning.explore) + 1)
         return ScheduleFigures.of(self.problem, self._explore(budget, [start], (1.0,), last).schedule)
 
-    def _improved(
-        self, timeline: Timeline, budget: int, annealing: Annealing, until: float, once: float
-    ) -> SearchPoint:
-        """Improve the timeline until this fraction of the effort is spent, or nothing is left to improve."""
-        spent = self.effort.spent(timeline)
-        portion = self.effort.portion(timeline, until - spent, until)
-
-        def done() -> float:
-            optimal = timeline.cost <= once and not excess(timeline, budget)
-            return 1.0 if optimal else portion()
-
-        energy = improve(timeline, budget, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
-        return SearchPoint(*energy, timeline.schedule())
-
     def _far_below(self, once: ScheduleFigures) -> list[int]:
         """Budgets far below the peak without recomputation."""
         low = self.problem.lower_bound
         return [low + int((once.peak - low) * part) for part in self.tuning.smallest_targets]
-
-    def _greedily_lowered(self, once: ScheduleFigures) -> tuple[int, ...]:
-        """What the first greedy variant makes of the given order until it gets no further. It is not charged."""
-        return self._until_hopeless(self._far_below(once)[0], self.tuning.greedy[0], self._first_work).schedule
 
     def _reordered(self, once: ScheduleFigures) -> Iterator[ScheduleFigures]:
         """Greedy schedules, of other evaluation orders, for budgets far below the peak without recomputation."""
@@ -368,26 +349,16 @@ class PortfolioSearch:
         step = tuning.first_step_large if self.problem.nodes > tuning.large else tuning.first_step
         while best.peak > max(enough, low) and self.effort.spent(timeline) < until and step > tuning.last_step:
             target = best.peak - max(1, int((best.peak - low) * step))
-            self._lower(timeline, target, annealing)
+            share = self.effort.portion(timeline, tuning.step_share)
+
+            def done(share: Callable[[], float] = share, target: int = target) -> float:
+                return max(share(), float(int(timeline.memory.max()) <= target))
+
+            improve(timeline, target, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
             result = ScheduleFigures.of(self.problem, timeline.schedule())
             step = min(tuning.widest_step, step * tuning.widening) if result.peak <= target else step / 2
             best = min(best, result, key=_peak_then_cost)
         return best
-
-    def _lower(self, timeline: Timeline, target: int, annealing: Annealing) -> None:
-        """Change the timeline until its peak is at most ``target`` bytes, or a share of the effort is spent."""
-        portion = self.effort.portion(timeline, self.tuning.step_share)
-        improve(
-            timeline,
-            target,
-            annealing,
-            lambda: max(portion(), float(int(timeline.memory.max()) <= target)),
-            lambda energy: self.effort.tell(timeline, *energy),
-        )
-
-
-def _ended(portion: Callable[[], float]) -> Callable[[], bool]:
-    return lambda: portion() >= 1
 
 
 def _hopeless(timeline: Timeline, budget: int, most: float, faster: float = 1.0) -> Callable[[], bool]:
@@ -405,11 +376,6 @@ def _hopeless(timeline: Timeline, budget: int, most: float, faster: float = 1.0)
         return work > most or work * left > faster * (most - work) * (before - left)
 
     return ended
-
-
-def _point(problem: Problem, schedule: tuple[int, ...], budget: int) -> SearchPoint:
-    above = sum(max(0, step - budget) for step in memory(problem, schedule))
-    return SearchPoint(above, cost(problem, schedule), schedule)
 
 
 def _peak_then_cost(result: ScheduleFigures) -> tuple[int, float]:

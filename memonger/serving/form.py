@@ -13,7 +13,7 @@ from memonger.options import Options
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.planner.search_plan import device_of, search_plan
-from memonger.planner.sizing import available_memory
+from memonger.runtime.process_memory import available_memory
 from memonger.serving.package import FLEETS, Package, ServedModel, check_ranges
 from memonger.shapes.ranges import described
 from memonger.units import MOST_BATCH

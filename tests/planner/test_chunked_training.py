@@ -13,6 +13,7 @@ from onnx import helper
 import memonger
 from memonger.errors import VerificationError
 from memonger.graph.verify import verify
+from memonger.tiling.both import StepSearch
 from memonger.tiling.chunk_regions import regions_of
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
@@ -157,20 +158,21 @@ def test_what_no_budget_gives_is_taken_where_the_search_does_worse(
     usual = plan(model)
     tried = []
 
-    def worse(made: Any, budget: int) -> Any:
+    def worse(step: StepSearch, plain: Any, sliced: Any, budget: int) -> list[Any]:
         tried.append(budget)
         if search == "finds nothing":
-            raise memonger.BudgetError(budget, budget + 240, 0, "")
-        monkeypatch.setattr(type(made), "cost", lambda self, one: 2.0 if one is plain else 1.0)
-        plain = made.budgets.plain
-        return plain
+            return []
+        monkeypatch.setattr(StepSearch, "total", lambda self, one: budget if one is plain else total(self, one))
+        monkeypatch.setattr(StepSearch, "cost", lambda self, one: 2.0 if one is plain else 1.0)
+        return [plain]
 
-    monkeypatch.setattr("memonger.tiling.both._searched", worse)
+    total = StepSearch.total
+    monkeypatch.setattr(StepSearch, "_searched", worse)
     found = plan(model, budget=usual.total_bytes)
     assert tried == [usual.total_bytes]
     assert found.total_bytes == usual.total_bytes
     assert (found.graph.nodes, found.offsets) == (usual.graph.nodes, usual.offsets)
-    monkeypatch.setattr("memonger.tiling.both._WithinBudget.fits", lambda self, one: False)
     if search == "finds nothing":
+        monkeypatch.setattr(StepSearch, "total", lambda self, one: usual.total_bytes + 1)
         with pytest.raises(memonger.BudgetError):
             plan(model, budget=usual.total_bytes)

@@ -12,9 +12,9 @@ import memonger
 import models
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.options import Options
-from memonger.planner.family import Family, structure
+from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
-from memonger.schedule.decide import least_total
+from memonger.schedule.decide import total_lower_bound
 from tests.support.open_models import block, layers
 from tests.support.planning_models import LOSS
 
@@ -98,10 +98,10 @@ def test_what_the_inputs_decide_is_in_no_bound() -> None:
     seen = dataclasses.replace(request, base=request.base + 5000, run_time=5000)
     workspace = tuple(100 for _ in request.graph.nodes)
     busy = dataclasses.replace(seen, graph=dataclasses.replace(seen.graph, workspace=workspace))
-    assert least_total(seen) == least_total(busy) == least_total(request)
-    assert least_total(seen, whole=False) == least_total(request, whole=False) <= least_total(request)
+    assert total_lower_bound(seen) == total_lower_bound(busy) == total_lower_bound(request)
+    assert total_lower_bound(seen, whole=False) == total_lower_bound(request, whole=False) <= total_lower_bound(request)
     outputs = sum(request.graph.sizes[value] for value in request.graph.outputs)
-    assert least_total(request, whole=False) == request.base + outputs
+    assert total_lower_bound(request, whole=False) == request.base + outputs
 
 
 def test_training_recomputes_for_a_larger_batch() -> None:
@@ -130,9 +130,9 @@ def test_interpolated_sizes_are_those_of_the_model(mode: str) -> None:
     def request(size: int) -> Any:
         return prepare(source, Options(mode=mode, device="none", batch=size, **options)).request
 
-    family = Family.of({size: request(size) for size in (4, 8, 16)})
-    real, made = request(13), family.request(13)
-    assert family.has(real.graph)
+    between = Interpolation.of({size: request(size) for size in (4, 8, 16)})
+    real, made = request(13), between.request(13)
+    assert between.has(real.graph)
     assert structure(made.graph) == structure(real.graph)
     written = [value for writes in real.graph.writes for value in writes]
     own = [value for writes in made.graph.writes for value in writes]

@@ -352,7 +352,7 @@ def test_what_no_budget_gives_is_taken_where_the_search_for_a_budget_finds_nothi
 ) -> None:
     usual = plan(chain())
     assert usual.recomputed
-    monkeypatch.setattr("memonger.schedule.decide.cheapest_within", lambda budget, tried: None)
+    monkeypatch.setattr("memonger.schedule.decide.cheapest_within", lambda *_: None)
     found = plan(chain(), budget=usual.total_bytes)
     assert (found.total_bytes, found.graph.nodes, found.overhead) == (
         usual.total_bytes, usual.graph.nodes, usual.overhead,

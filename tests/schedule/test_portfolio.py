@@ -21,7 +21,7 @@ from memonger.schedule.annealed_order import reorder
 from memonger.schedule.cp_sat import ExactOptions, solve
 from memonger.schedule.effort import Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.schedule.portfolio import PortfolioSearch, search, search_best, smallest_budget
+from memonger.schedule.portfolio import PortfolioSearch, search, search_best
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
 from memonger.schedule.tuning import Tuning
@@ -362,7 +362,7 @@ def test_a_budget_that_is_too_small_names_one_that_is_not() -> None:
     problem = load("vgg16")
     with pytest.raises(PlanError, match="smallest budget") as caught:
         search(problem, problem.lower_bound - 1, effort=5000)
-    named = smallest_budget(problem, effort=5000)
+    named = search_best(problem, 0, effort=5000)
     assert f"{named.peak} bytes" in str(caught.value)
     assert search(problem, named.peak, effort=5000).peak <= named.peak
 
@@ -385,7 +385,7 @@ def test_progress_ends_at_the_cost_of_the_plan() -> None:
 
 def test_where_nothing_is_within_the_budget_the_same_schedule_is_found_for_every_budget() -> None:
     problem = load("mobilenet")
-    least = smallest_budget(problem, effort=5000)
+    least = search_best(problem, 0, effort=5000)
     for budget in (0, problem.lower_bound - 1, problem.lower_bound, (problem.lower_bound + least.peak) // 2):
         found = search_best(problem, budget, effort=5000)
         assert found == least or found.peak <= budget
@@ -394,11 +394,11 @@ def test_where_nothing_is_within_the_budget_the_same_schedule_is_found_for_every
 
 def test_the_smallest_budget_is_the_same_whatever_a_node_costs() -> None:
     problem = training_chain(20, skip=2)
-    least = smallest_budget(problem, effort=5000)
+    least = search_best(problem, 0, effort=5000)
     for seed in range(2):
         costs = random.Random(seed)
         other = replace(problem, costs=tuple(costs.uniform(0.5, 2) * each for each in problem.costs))
-        assert smallest_budget(other, effort=5000).schedule == least.schedule
+        assert search_best(other, 0, effort=5000).schedule == least.schedule
         assert search(other, least.peak, effort=5000).peak <= least.peak
 
 
@@ -406,7 +406,7 @@ def test_nodes_that_may_run_once_do() -> None:
     chain = training_chain(20)
     free = tuple(i % 3 != 0 for i in range(chain.nodes))
     problem = Problem(chain.costs, chain.reads, chain.writes, chain.sizes, recomputable=free)
-    found = smallest_budget(problem, effort=20_000)
+    found = search_best(problem, 0, effort=20_000)
     assert found.peak < peak(problem, problem.schedule)
     assert all(found.schedule.count(i) == 1 for i in range(problem.nodes) if not free[i])
 
@@ -417,7 +417,7 @@ def test_nothing_runs_after_its_deadline() -> None:
     free = tuple(i != update for i in range(chain.nodes))
     deadline = tuple(update if i in (3, 4, 5) else chain.nodes for i in range(chain.nodes))
     problem = Problem(chain.costs, chain.reads, chain.writes, chain.sizes, recomputable=free, deadline=deadline)
-    found = smallest_budget(problem, effort=20_000)
+    found = search_best(problem, 0, effort=20_000)
     after = found.schedule[found.schedule.index(update) :]
     assert not {3, 4, 5} & set(after)
 

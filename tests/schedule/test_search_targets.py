@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memonger.schedule.targets import ATTEMPTS, Tried, cheapest_within
+from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 
 Way = tuple[int, int, int]
 """Bytes that the search counts, bytes that are needed, and the cost."""
@@ -17,11 +17,15 @@ class Searched:
     def __init__(self, ways: list[Way]) -> None:
         self.ways, self.targets = ways, list[int]()
 
-    def __call__(self, target: int, attempt: int) -> tuple[int, list[Tried[Way]]]:
+    def __call__(self, target: int, attempt: int) -> tuple[int, list[Way]]:
         assert attempt == len(self.targets)
         self.targets.append(target)
         within = sorted((way for way in self.ways if way[0] <= target), key=lambda way: way[2])[:2] or [min(self.ways)]
-        return within[0][0], [Tried(way[1], way[2], way) for way in within]
+        return within[0][0], within
+
+
+def allocated(way: Way) -> Allocated[Way]:
+    return Allocated(way[1], way[2], way)
 
 
 def ways_with_gaps(seed: int, gap: int, spread: int) -> list[Way]:
@@ -37,14 +41,15 @@ def test_what_is_returned_fits_and_nothing_is_given_up_that_the_least_holds(
     seed: int, gap: int, spread: int, budget: int
 ) -> None:
     searched = Searched(ways_with_gaps(seed, gap, spread))
-    way = cheapest_within(budget, searched)
+    found = cheapest_within(budget, searched, allocated)
     assert len(searched.targets) <= ATTEMPTS
     fitting = [each for each in searched.ways if each[1] <= budget]
-    if way is None:
+    if found is None:
         assert min(searched.ways)[1] > budget
+        assert len(searched.targets) <= 3
     else:
-        assert way in fitting
-        assert way[2] <= min(searched.ways)[2]
+        assert found.item in fitting
+        assert found.cost <= min(searched.ways)[2]
 
 
 def test_where_all_need_as_much_more_the_cheapest_is_mostly_found() -> None:
@@ -52,5 +57,6 @@ def test_where_all_need_as_much_more_the_cheapest_is_mostly_found() -> None:
     for seed in range(200):
         searched = Searched(ways_with_gaps(seed, gap=90, spread=0))
         fitting = [each for each in searched.ways if each[1] <= 600]
-        best += cheapest_within(600, searched) == min(fitting, key=lambda each: each[2])
+        found = cheapest_within(600, searched, allocated)
+        best += found is not None and found.item == min(fitting, key=lambda each: each[2])
     assert best >= 170

@@ -1,0 +1,192 @@
+"""One model at all sizes of a dimension, interpolated between a few sizes at which it was lowered.
+
+What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give
+it exactly. Workspace, which was measured, is taken to grow as it did last, and times in proportion.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from memonger.graph.graph import Graph
+from memonger.schedule import Outcome, Request
+from memonger.schedule.decide import Budgets, Solution, lay_out, total_bytes
+from memonger.schedule.orders import ORDERS
+from memonger.units import MOST_BATCH
+
+POINTS = 3
+"""Sizes that give a polynomial of degree 2."""
+
+Structure = tuple[object, ...]
+Schedule = tuple[int, ...]
+
+
+def structure(graph: Graph) -> Structure:
+    """All of a graph but sizes and costs: its nodes, and what they write and read of one another.
+
+    Inputs and constants are left out: a constant's name and number follow its content, which may be 1 / batch.
+    """
+    written = [value for writes in graph.writes for value in writes]
+    number = {value: place for place, value in enumerate(written)}
+
+    def pairs(of_nodes: Sequence[Sequence[tuple[int, int]]]) -> Structure:
+        named = graph.values
+        return tuple(tuple((number.get(a, named[a]), number[b]) for a, b in each) for each in of_nodes)
+
+    return (
+        graph.nodes,
+        graph.ops,
+        graph.forward,
+        tuple(graph.planned[value] for value in written),
+        tuple(tuple(number[value] for value in reads if value in number) for reads in graph.reads),
+        tuple(map(len, graph.writes)),
+        tuple(number[value] for value in graph.outputs if value in number),
+        *map(pairs, (graph.views, graph.inplace, graph.updates)),
+        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.ties),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interpolation:
+    """Requests of one structure at every size.
+
+    Attributes:
+        sizes: Three, ascending, at which the model was lowered.
+        requests: Of these sizes.
+        structure: Of their graphs.
+    """
+
+    sizes: tuple[int, ...]
+    requests: tuple[Request, ...]
+    structure: Structure
+
+    @staticmethod
+    def of(requests: Mapping[int, Request]) -> "Interpolation | None":
+        """That of the three largest of these sizes; None if they are fewer, or their structures differ."""
+        sizes = tuple(sorted(requests)[-POINTS:])
+        structures = [structure(requests[size].graph) for size in sizes]
+        if len(sizes) < POINTS or any(each != structures[0] for each in structures[1:]):
+            return None
+        return Interpolation(sizes, tuple(requests[size] for size in sizes), structures[0])
+
+    def has(self, graph: Graph) -> bool:
+        """Whether a graph is of this structure, so that schedules of the one are schedules of the other."""
+        return structure(graph) == self.structure
+
+    def request(self, size: int) -> Request:
+        """The request at a size."""
+        if size in self.sizes:
+            return self.requests[self.sizes.index(size)]
+        (before, last), largest_one = self.sizes[-2:], self.requests[-1]
+        graphs, ratio, graph = [each.graph for each in self.requests], size / last, largest_one.graph
+        above, below = [], []
+        for own in self.sizes:
+            others = [other for other in self.sizes if other != own]
+            above.append(math.prod(size - other for other in others))
+            below.append(math.prod(own - other for other in others))
+        common = math.lcm(*below)
+        weights = [a * (common // b) for a, b in zip(above, below, strict=True)]
+
+        def polynomial(values: Sequence[int]) -> int:
+            """What is so large at the three sizes is at this size, by Lagrange's formula, in integers."""
+            return max(0, sum(weight * value for weight, value in zip(weights, values, strict=True)) // common)
+
+        written = [[value for writes in each.writes for value in writes] for each in graphs]
+        columns = [[each.sizes[value] for value in own] for each, own in zip(graphs, written, strict=True)]
+        sizes = list(graph.sizes)
+        for value, row in zip(written[-1], zip(*columns, strict=True), strict=True):
+            sizes[value] = max(polynomial(row), int(graph.planned[value]))  # what is planned has a byte
+        grown = zip(graphs[-2].workspace, graph.workspace, strict=True)
+        graph = dataclasses.replace(
+            graph,
+            sizes=tuple(sizes),
+            workspace=tuple(max(0, math.ceil(b + (b - a) * (size - last) / (last - before))) for a, b in grown),
+            costs=tuple(cost * ratio for cost in graph.costs),
+            windows=(),  # as byte offsets they hold at one size: without them a little more is counted
+        )
+        base, run_time = polynomial([each.base for each in self.requests]), largest_one.run_time
+        if run_time is not None:
+            run_time = polynomial([each.run_time or 0 for each in self.requests])
+        return dataclasses.replace(largest_one, graph=graph, base=base, run_time=run_time, estimates=None)
+
+
+class Schedules:
+    """Schedules of one structure of graph, and the search for more; what was found at one size is valid at another."""
+
+    def __init__(self, memory: int, orders: Sequence[str]) -> None:
+        self.memory, self.orders = memory, orders
+        self.found: list[Schedule] = []
+        self._reduced: dict[object, list[Schedule]] = {}
+
+    def add(self, schedules: Iterable[Schedule]) -> list[Schedule]:
+        """Remember schedules; returns those that are new."""
+        fresh = [each for each in dict.fromkeys(schedules) if each not in self.found]
+        self.found.extend(fresh)
+        return fresh
+
+    def add_orders(self, request: Request) -> list[Schedule]:
+        """Remember the evaluation orders, in which nothing is recomputed."""
+        return self.add(ORDERS[name](request.graph) for name in self.orders)
+
+    def add_usual(self, request: Request) -> list[Schedule]:
+        """Remember what no budget gives."""
+        usual = Budgets(dataclasses.replace(request, progress=None), "budget", self.orders).usual
+        return [] if all(request.graph.forward) else self.add([usual.schedule])
+
+    def search(self, request: Request, *, any_cost: bool) -> list[Schedule]:
+        """Look for a schedule that fits; returns the new ones of what was tried: else the one with the fewest bytes."""
+        search = Budgets(request, "budget", self.orders, self._reduced)
+        search.search(self.memory, any_cost=any_cost)
+        return self.add(each.schedule for each in search.laid_out.values())
+
+    def solution(self, request: Request, schedule: Schedule) -> Solution | None:
+        """What a schedule takes; None where it doesn't fit."""
+        if request.needed(schedule) > self.memory:
+            return None
+        solution = _laid_out(request, schedule)
+        return solution if total_bytes(request, solution) <= self.memory else None
+
+    def reach(self, low: int, at: Callable[[int], Request], high: int, schedules: Iterable[Schedule]) -> int:
+        """The largest size up to ``high`` with which one of these schedules fits; ``low`` if it is no larger."""
+
+        def fits(schedule: Schedule, size: int) -> bool:
+            return self.solution(at(size), schedule) is not None
+
+        for schedule in schedules:
+            low = largest(low, partial(fits, schedule), high)
+        return low
+
+    def fitting(self, request: Request) -> Solution | None:
+        """The cheapest that fits; None if none does."""
+        costs = request.graph.costs
+        cheapest_first = sorted(self.found, key=lambda each: sum(costs[node] for node in each))
+        return next(filter(None, (self.solution(request, each) for each in cheapest_first)), None)
+
+    def smallest(self, request: Request) -> Solution:
+        """The one with the smallest total."""
+        needed = {schedule: request.needed(schedule) for schedule in self.found}
+        best: Solution | None = None
+        for schedule in sorted(needed, key=needed.__getitem__):
+            if best is None or needed[schedule] < total_bytes(request, best):
+                solution = _laid_out(request, schedule)
+                best = solution if best is None or solution.total_bytes < best.total_bytes else best
+        assert best is not None
+        return best
+
+
+def _laid_out(request: Request, schedule: Schedule) -> Solution:
+    return lay_out(request, tuple(range(len(request.graph.nodes))), Outcome(schedule))
+
+
+def largest(low: int, fits: Callable[[int], bool], high: int = MOST_BATCH) -> int:
+    """The largest size from ``low``, which fits, to ``high``, as if all below one that fits did."""
+    step = 1
+    while low + step <= high and fits(low + step):
+        low, step = low + step, step * 2
+    high = min(high, low + step - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
