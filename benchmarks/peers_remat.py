@@ -30,7 +30,6 @@ from pathlib import Path
 from benchmarks.machine import keep, stamp
 from benchmarks.peer_planners import GRACE
 from benchmarks.remat import KNOWN, PERCENT, ROOT
-from memonger.errors import PlanError
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import Problem, ScheduleFigures, check, cost, peak
 
@@ -79,10 +78,8 @@ class Answer:
 def ours(problem: Problem, budget: int) -> Answer:
     """The search of this project."""
     begin = time.process_time()
-    try:
-        result, status = search(problem, budget), ""
-    except PlanError:
-        result, status = None, "not found"
+    found = search(problem, budget)
+    result, status = (found, "") if found.peak <= budget else (None, "not found")
     return Answer(result, time.process_time() - begin, status)
 
 

@@ -24,7 +24,7 @@ from benchmarks.record import Record, progress
 from benchmarks.remat import Case, greedy_overhead
 from memonger.planner.networkx_graph import from_networkx
 from memonger.schedule.every_schedule import EFFORT, least_arena
-from memonger.schedule.portfolio import search_best
+from memonger.schedule.portfolio import search
 from memonger.schedule.problem import Problem, peak
 
 SHAPES = ((1.0, 1), (1.0, 3), (0.3, 3), (0.1, 2), (0.1, 4), (0.03, 2), (0.03, 4))
@@ -52,7 +52,7 @@ def measured(name: str) -> dict[str, Any]:
     if budget < problem.lower_bound:
         return {}
     begin = time.process_time()
-    found = search_best(problem, budget)
+    found = search(problem, budget)
     seconds = time.process_time() - begin
     mine = f"{100 * found.overhead:.3f}" if found.peak <= budget else "none"
     return {"greedy": greedy_overhead(Case("", problem, budget)), "ours": mine, "seconds": seconds}
@@ -65,7 +65,7 @@ def least(name: str) -> dict[str, float]:
     drawn = nx.DiGraph((problem.producer[value], node) for node, reads in enumerate(problem.reads) for value in reads)
     drawn.add_nodes_from((node, {"bytes": size, "cost": 1.0}) for node, size in enumerate(problem.sizes))
     bound = least_arena(from_networkx(drawn)[0], effort=10 * EFFORT)
-    return {"bound": 100 * bound / full, "least": 100 * search_best(problem, 0).peak / full}
+    return {"bound": 100 * bound / full, "least": 100 * search(problem, 0).peak / full}
 
 
 def line(name: str, row: Mapping[str, Any]) -> str:

@@ -271,9 +271,7 @@ class _SizeSearch:
         options: The options of the plan.
     """
 
-    def __init__(
-        self, source: Source | Model, memory: int, vary: str, changes: "Changes", options: Options
-    ) -> None:  # fmt: skip
+    def __init__(self, source: Source | Model, memory: int, vary: str, changes: Changes, options: Options) -> None:
         self.source, self.memory, self.vary, self.changes = source, memory, vary, changes
         self.begin, self.report = time.perf_counter(), options.progress
         self.dimension = _open_dimension(source, vary, options)
@@ -317,11 +315,12 @@ class _SizeSearch:
             plan = finish(job, solution, self.begin)
             if plan.total_bytes > self.memory:
                 raise PlanError(f"{job.source.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
-        above = [each.beyond for each in self.attempts.values() if each.beyond]
+        low = 0 if best is None else best.size
+        above = [each.beyond for each in self.attempts.values() if each.beyond and each.size > low]
         return Fit(
             memory=self.memory,
             vary=self.vary,
-            size=0 if best is None else best.size,
+            size=low,
             plan=plan,
             lower_bound_bytes=bound,
             beyond=min(above, key=lambda beyond: beyond.size, default=None),

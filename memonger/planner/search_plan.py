@@ -104,7 +104,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     if networkx_graph.is_networkx(source):
         tell("search")
         graph, names = _without_model(source, chosen)
-        return networkx_graph.plan_graph(names, _graph_request(chosen, graph), chosen.strategy, chosen.order)
+        return networkx_graph.plan_graph(names, _request(chosen, graph, alignment=1), chosen.strategy, chosen.order)
     begin = time.perf_counter()
     kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
     found = kept.read() if kept is not None else None
@@ -192,7 +192,7 @@ def pareto(
     begin, tell = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
-        request = _graph_request(chosen, graph)
+        request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
     if job.is_uncalibrated:
@@ -328,16 +328,10 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     model = selected = select(own, options.mirror, options.keep)
     if mode == "training" and not model.is_differentiated:
         tell("differentiate")
-        model = _differentiate(model, asked)
-        said += _without_loss(model)
-        if options.precision is not None:
-            said += (f"products are rounded to {options.precision}: losses and weights are not float32's.",)
+        model, notes = _differentiate(model, asked)
+        said += notes
     tell("lower")
-    ranges: Mapping[str, DimRange] = {}
-    if options.ranges:
-        lowered, ranges = _lower_open(source, device, options)
-    else:
-        lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
+    lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     if options.state:
@@ -350,8 +344,11 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
     roles = training_roles.read(lowered.model, model.name)
-    request = _asked(lowered, roles, device, options, ranges, recorded)
-    stock_bytes = None if ranges else _stock_bytes(lowered, device, mode, request.base)
+    request, measured = _request_of(lowered, roles, device, options, ranges, recorded), lowered.calibration
+    stock_bytes = None  # known on the CPU alone, and for what really runs there
+    if measured is not None and device.is_host and not ranges:  # values that a run sizes are in the base
+        allocated = stock.allocated_bytes(lowered.model, measured.workspace or {}, as_written=mode == "inference")
+        stock_bytes = request.base + allocated
     return Job(
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
         stock_bytes, ranges=ranges,
@@ -401,26 +398,29 @@ def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]
     return dataclasses.replace(own, path=path), unbound
 
 
-def _asked(
+def _request_of(
     lowered: Lowered, roles: Training | None, device: Device, options: Options, ranges: Mapping[str, DimRange],
     recorded: Marks,
 ) -> Request:  # fmt: skip
     """What is asked of a lowered model, with what its marks say of it."""
-    model, tell = lowered.model, options.progress or _silent
-    graph = _graph_of(lowered, roles, device, ranges)
+    model, tell, measured = lowered.model, options.progress or _silent, lowered.calibration
+    seconds, workspace, host = (measured.seconds, measured.workspace, measured.host) if measured else (None, None, ())
+    graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
     if options.buckets is not None:
         with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
-        graph = _graph_of(lowered, roles, device, ranges)
-    held = 0 if lowered.calibration is None else run_time_bytes(graph, lowered.calibration.run_time)
+        graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
+    at_run_time = 0 if measured is None else run_time_bytes(graph, measured.run_time)
     if options.budget is not None and is_sized_at_run_time(model):
-        held += LIMIT_MARGIN
-    base = parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + held
-    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
-    estimates = estimated_costs(model, roles, device) if options.chosen_mode == "training" and is_measured else None
-    return dataclasses.replace(
-        _request(options, graph, base),
+        at_run_time += LIMIT_MARGIN
+    estimates = None
+    if options.chosen_mode == "training" and seconds is not None:
+        estimates = estimated_costs(model, roles, device)
+    return _request(
+        options,
+        graph,
+        base=parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + at_run_time,
         estimates=estimates,
-        run_time=held if is_sized_at_run_time(model) else None,
+        run_time=at_run_time if is_sized_at_run_time(model) else None,
         stages=recorded.stages,
         forced=recorded.forced,
         parts=recorded.parts,
@@ -428,11 +428,16 @@ def _asked(
     )
 
 
-def _graph_of(lowered: Lowered, roles: Training | None, device: Device, ranges: Mapping[str, DimRange]) -> Graph:
-    measured = lowered.calibration
-    if measured is None:
-        return graph_of(lowered.model, roles, None, None, (), device, ranges)
-    return graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
+def _request(options: Options, graph: Graph, **fields: Any) -> Request:
+    return Request(
+        graph=graph,
+        budget=options.budget_bytes,
+        sharing=options.sharing,
+        trials=options.trials,
+        effort=options.effort,
+        time_limit=options.time_limit,
+        **fields,
+    )
 
 
 def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
@@ -451,14 +456,6 @@ def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
     return (
         f"{what}: onnxruntime allocates them beside the arena, and they count as the calibrating run showed.{more}",
     )
-
-
-def _stock_bytes(lowered: Lowered, device: Device, mode: Mode, base: int) -> int | None:
-    """What stock onnxruntime is expected to take. It is known on the CPU alone, and for what really runs there."""
-    if lowered.calibration is None or not device.is_host:
-        return None
-    workspace = lowered.calibration.workspace or {}  # values that a run sizes are in the base
-    return base + stock.allocated_bytes(lowered.model, workspace, as_written=mode == "inference")
 
 
 def decided(job: Job, step: both.StepSearch | None = None) -> tuple[Job, Solution]:
@@ -619,23 +616,6 @@ def rehearsed(job: Job, begin: float) -> Job:
     return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(request, graph=graph))
 
 
-def _graph_request(options: Options, graph: Graph) -> Request:
-    """The request for a graph without a model. Its sizes aren't rounded up: aligned addresses need aligned sizes."""
-    return dataclasses.replace(_request(options, graph, 0), alignment=1)
-
-
-def _request(options: Options, graph: Graph, base: int) -> Request:
-    return Request(
-        graph=graph,
-        base=base,
-        budget=options.budget_bytes,
-        sharing=options.sharing,
-        trials=options.trials,
-        effort=options.effort,
-        time_limit=options.time_limit,
-    )
-
-
 def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
@@ -740,53 +720,47 @@ def device_of(device: str | Device | None) -> Device:
     return parse_device("cpu" if onnxruntime.is_available() else "none")
 
 
-def _differentiate(model: Model, options: Options) -> Model:
+def _differentiate(model: Model, options: Options) -> tuple[Model, tuple[str, ...]]:
+    """The training model, with notes on what its losses aren't, and on gradients that became inputs."""
+    notes = list[str]()
     try:
         if options.precision is not None:
             model = to_mixed_precision(model, options.precision)
-        return differentiate(model, loss=options.loss, optimizer=options.optimizer)
+        model = differentiate(model, loss=options.loss, optimizer=options.optimizer)
     except PlanError as error:
         if options.mode is None and not options.trains:
             raise PlanError(f"{error} To plan the model for inference: {option('mode', 'inference')}.") from error
         raise
+    if model.training is not None and model.training.output_gradients:
+        notes.append(
+            "no loss is given, so the gradients of the outputs became inputs "
+            f"({quoted(tuple(model.training.output_gradients.values()), 3)}): "
+            f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model."
+        )
+    if options.precision is not None:
+        notes.append(f"products are rounded to {options.precision}: losses and weights are not float32's.")
+    return model, tuple(notes)
 
 
-def _without_loss(model: Model) -> tuple[str, ...]:
-    """A note on the gradients of the outputs, which are inputs of a training model without a loss."""
-    given = () if model.training is None else tuple(model.training.output_gradients.values())
-    if not given:
-        return ()
-    return (
-        f"no loss is given, so the gradients of the outputs became inputs ({quoted(given, 3)}): "
-        f"{option('loss', 'softmax_cross_entropy')} puts a loss into the model.",
-    )
-
-
-def _lower_open(source: Source | Model, device: Device, options: Options) -> tuple[Lowered, Mapping[str, DimRange]]:
-    """The lowered model for ranges of sizes, and the ranges with their places."""
-    single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
-    model, ranges = load_open(
-        source, options.ranges, batch=options.batch, dims=single, input_shapes=_shapes_of(options.inputs)
-    )
-    from memonger.lowering import ranged
-
+def _lower(
+    source: Source | Model, model: Model, device: Device, options: Options, unbound: Model | None, times: bool
+) -> tuple[Lowered, Mapping[str, DimRange]]:
+    """The lowered model, and for ranges of sizes these with their places: then it is read anew, with its sizes open."""
+    ranges: Mapping[str, DimRange] = {}
+    if options.ranges:
+        single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
+        shapes = _shapes_of(options.inputs)
+        model, ranges = load_open(source, options.ranges, batch=options.batch, dims=single, input_shapes=shapes)
     if device.facts.is_portable:
-        return ranged.portable_form(model, ranges), ranges
-    from memonger.lowering.device_form import LoweringSettings, device_form
+        from memonger.lowering import ranged
 
-    times = options.chosen_strategy != "none"
-    settings = LoweringSettings(options.level or "all", options.threads, options.inputs, ranges=ranges, times=times)
-    return device_form(model, device, settings), ranges
-
-
-def _lower(model: Model, device: Device, options: Options, unbound: Model | None, times: bool) -> Lowered:
-    if device.facts.is_portable:
-        return portable(model)
+        return (ranged.portable_form(model, ranges) if options.ranges else portable(model)), ranges
     from memonger.lowering.device_form import LoweringSettings, device_form
 
     training = options.chosen_mode == "training"
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
     settings = LoweringSettings(
-        level, options.threads, options.inputs, source_order=training, cuda=options.cuda, times=times
-    )
-    return device_form(model, device, settings, None if training else unbound)
+        level, options.threads, options.inputs, source_order=training, cuda=options.cuda, ranges=ranges,
+        times=options.chosen_strategy != "none" if options.ranges else times,
+    )  # fmt: skip
+    return device_form(model, device, settings, None if training or options.ranges else unbound), ranges

@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 from memonger.errors import BudgetError
 from memonger.schedule.cheap import cheap_groups
 from memonger.schedule.effort import Progress
-from memonger.schedule.portfolio import search_best
+from memonger.schedule.portfolio import search
 from memonger.schedule.problem import ScheduleFigures, weighed_by_bytes
 from memonger.schedule.segments import block, logarithmic, square_root
 from memonger.schedule.staged import StagedProblem
@@ -103,8 +103,10 @@ def cheapest_within(
             target = (target + too_large) // 2
         else:
             break
-        if target <= smallest:
+        if target < smallest:
             target = (smallest + too_large) // 2
+            if target >= too_large:
+                break
     return best
 
 
@@ -154,7 +156,7 @@ class BudgetSearch:
             key, known = (request.graph.nodes, self.staged.reduced.members), list[tuple[int, ...]]()
             if self._known is not None:
                 known = self._known.setdefault(key, known)
-            figures = search_best(
+            figures = search(
                 problem, target, effort=request.effort, time_limit=time_limit, progress=progress,
                 initial=[*self._initial, *known], any_cost=any_cost,
             )  # fmt: skip

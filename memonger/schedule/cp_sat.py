@@ -273,10 +273,8 @@ def _run(request: Request) -> Outcome:
     """
     reduced, budget = request.reduced(), request.required_budget()
     problem = reduced.problem
-    try:
-        start: ScheduleFigures | None = search(problem, budget, effort=request.effort)
-    except PlanError:
-        start = None
+    found = search(problem, budget, effort=request.effort)
+    start = found if found.peak <= budget else None
     limit = EXACT_SECONDS if request.time_limit is None else request.time_limit
     solved = solve(problem, budget, ExactOptions(time_limit=limit), None if start is None else start.schedule)
     best = solved.result

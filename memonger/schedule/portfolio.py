@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
-from memonger.errors import BudgetError, PlanError
 from memonger.schedule.annealed_order import reorder
 from memonger.schedule.effort import EFFORT, Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
@@ -36,10 +35,12 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 1,
     initial: Schedules = (),
+    any_cost: bool = False,
 ) -> ScheduleFigures:
     """The cheapest schedule found whose memory is within the budget at every step.
 
-    The same arguments give the same schedule, unless the time limit ends the search.
+    Where none was found, it is the one with the smallest peak found, which is the same for every budget: a budget of 0
+    asks for that one. The same arguments give the same schedule, unless the time limit ends the search.
 
     Args:
         problem: What to schedule.
@@ -51,37 +52,6 @@ def search(
         seed: Of the random numbers.
         initial: Schedules to start from as well, where the greedy algorithm gets further from them than from the
             given order.
-
-    Raises:
-        PlanError: the budget is negative.
-        BudgetError: no schedule within the budget was found. The message names the smallest budget for which one was.
-    """
-    if budget < 0:
-        raise PlanError(f"the budget is {budget} bytes: it has to be at least 0.")
-    best = search_best(
-        problem, budget, effort=effort, time_limit=time_limit, progress=progress, seed=seed, initial=initial
-    )
-    if best.peak > budget:
-        raise BudgetError(budget, best.peak, problem.lower_bound)
-    return best
-
-
-def search_best(
-    problem: Problem,
-    budget: int,
-    *,
-    effort: int = EFFORT,
-    time_limit: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    seed: int = 1,
-    initial: Schedules = (),
-    any_cost: bool = False,
-) -> ScheduleFigures:
-    """As `search`; where no schedule within the budget was found, the one with the smallest peak found.
-
-    That one is the same for every budget: with a budget of 0 it is what is looked for.
-
-    Args:
         any_cost: The first schedule found within the budget will do.
     """
     once = ScheduleFigures.of(problem, problem.schedule)

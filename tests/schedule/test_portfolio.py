@@ -1,6 +1,5 @@
 """Recomputation under a budget: problems, timelines, the search, the exact strategy."""
 
-import contextlib
 import json
 import random
 import sys
@@ -21,7 +20,7 @@ from memonger.schedule.annealed_order import reorder
 from memonger.schedule.cp_sat import ExactOptions, solve
 from memonger.schedule.effort import Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.schedule.portfolio import PortfolioSearch, search, search_best
+from memonger.schedule.portfolio import PortfolioSearch, search
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
 from memonger.schedule.tuning import Tuning
@@ -125,10 +124,8 @@ def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> 
 def test_a_found_schedule_is_valid_and_no_better_than_brute_force(problem: Problem, fraction: float) -> None:
     budget = int(peak(problem, problem.schedule) * fraction)
     best = cheapest(problem, budget, given_order=False)
-    try:
-        found = search(problem, budget, effort=3000)
-    except PlanError as error:
-        assert "smallest budget" in str(error)  # noqa: PT017
+    found = search(problem, budget, effort=3000)
+    if found.peak > budget:
         return
     assert best is not None
     check(problem, found.schedule)
@@ -152,8 +149,8 @@ def test_the_search_finds_nearly_all_optima_of_small_problems() -> None:
         if best is None:
             continue
         feasible += 1
-        with contextlib.suppress(PlanError):
-            hit += search(problem, budget, effort=5000).cost <= cost(problem, best)
+        found = search(problem, budget, effort=5000)
+        hit += found.peak <= budget and found.cost <= cost(problem, best)
     assert feasible > 30
     assert hit >= 0.95 * feasible
 
@@ -271,7 +268,7 @@ def test_no_result_is_above_the_plain_greedy_algorithm(seed: int, is_chain: bool
     problem = training_chain(8, seed) if is_chain else random_problem(14, 6, 3, seed)
     budget = int(part * peak(problem, problem.schedule))
     schedule = plain_greedy(problem, budget)
-    found = search_best(problem, budget, effort=1)
+    found = search(problem, budget, effort=1)
     if schedule is not None:
         assert max(slow_memory(problem, schedule)) <= budget
         assert found.peak <= budget
@@ -360,16 +357,13 @@ def test_no_time_still_gives_a_valid_plan() -> None:
 
 def test_a_budget_that_is_too_small_names_one_that_is_not() -> None:
     problem = load("vgg16")
-    with pytest.raises(PlanError, match="smallest budget") as caught:
-        search(problem, problem.lower_bound - 1, effort=5000)
-    named = search_best(problem, 0, effort=5000)
-    assert f"{named.peak} bytes" in str(caught.value)
+    named = search(problem, problem.lower_bound - 1, effort=5000)
+    assert named.peak > problem.lower_bound - 1
+    assert named == search(problem, 0, effort=5000)
     assert search(problem, named.peak, effort=5000).peak <= named.peak
 
 
 def test_a_negative_budget_is_refused() -> None:
-    with pytest.raises(PlanError, match="-1 bytes"):
-        search(load("vgg16"), -1)
     with pytest.raises(PlanError, match="-1 bytes"):
         solve(load("vgg16"), -1)
 
@@ -385,20 +379,20 @@ def test_progress_ends_at_the_cost_of_the_plan() -> None:
 
 def test_where_nothing_is_within_the_budget_the_same_schedule_is_found_for_every_budget() -> None:
     problem = load("mobilenet")
-    least = search_best(problem, 0, effort=5000)
+    least = search(problem, 0, effort=5000)
     for budget in (0, problem.lower_bound - 1, problem.lower_bound, (problem.lower_bound + least.peak) // 2):
-        found = search_best(problem, budget, effort=5000)
+        found = search(problem, budget, effort=5000)
         assert found == least or found.peak <= budget
         assert found == least or budget >= problem.lower_bound
 
 
 def test_the_smallest_budget_is_the_same_whatever_a_node_costs() -> None:
     problem = training_chain(20, skip=2)
-    least = search_best(problem, 0, effort=5000)
+    least = search(problem, 0, effort=5000)
     for seed in range(2):
         costs = random.Random(seed)
         other = replace(problem, costs=tuple(costs.uniform(0.5, 2) * each for each in problem.costs))
-        assert search_best(other, 0, effort=5000).schedule == least.schedule
+        assert search(other, 0, effort=5000).schedule == least.schedule
         assert search(other, least.peak, effort=5000).peak <= least.peak
 
 
@@ -406,7 +400,7 @@ def test_nodes_that_may_run_once_do() -> None:
     chain = training_chain(20)
     free = tuple(i % 3 != 0 for i in range(chain.nodes))
     problem = Problem(chain.costs, chain.reads, chain.writes, chain.sizes, recomputable=free)
-    found = search_best(problem, 0, effort=20_000)
+    found = search(problem, 0, effort=20_000)
     assert found.peak < peak(problem, problem.schedule)
     assert all(found.schedule.count(i) == 1 for i in range(problem.nodes) if not free[i])
 
@@ -417,7 +411,7 @@ def test_nothing_runs_after_its_deadline() -> None:
     free = tuple(i != update for i in range(chain.nodes))
     deadline = tuple(update if i in (3, 4, 5) else chain.nodes for i in range(chain.nodes))
     problem = Problem(chain.costs, chain.reads, chain.writes, chain.sizes, recomputable=free, deadline=deadline)
-    found = search_best(problem, 0, effort=20_000)
+    found = search(problem, 0, effort=20_000)
     after = found.schedule[found.schedule.index(update) :]
     assert not {3, 4, 5} & set(after)
 
@@ -490,5 +484,5 @@ def test_a_node_is_not_moved_before_what_it_reads(seed: int, percent: int) -> No
     edges = [(rng.randrange(0, i), i) for i in range(1, 10) for _ in range(rng.randint(1, 3))]
     costs, sizes = [float(rng.randint(1, 100)) for _ in range(10)], [rng.randint(1, 1000) for _ in range(10)]
     problem = Problem.from_edges(costs, sizes, sorted(set(edges)))
-    found = search_best(problem, peak(problem, problem.schedule) * percent // 100, effort=3000)
+    found = search(problem, peak(problem, problem.schedule) * percent // 100, effort=3000)
     check(problem, found.schedule)

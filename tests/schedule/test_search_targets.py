@@ -1,11 +1,20 @@
-"""Targets of a search, until what is found holds the budget; beside trying every target there is."""
+"""Targets of a search, until what is found holds the budget, beside trying every target there is; and what is kept."""
 
 import random
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memonger
+from memonger.errors import BudgetError
+from memonger.planner.search_plan import prepare
+from memonger.schedule import budget as budgets
 from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
+from memonger.schedule.decide import Budgets, decide
+from memonger.schedule.strategy import Request
+from tests.support.planning_models import LOSS, chain
 
 Way = tuple[int, int, int]
 """Bytes that the search counts, bytes that are needed, and the cost."""
@@ -60,3 +69,58 @@ def test_where_all_need_as_much_more_the_cheapest_is_mostly_found() -> None:
         found = cheapest_within(600, searched, allocated)
         best += found is not None and found.item == min(fitting, key=lambda each: each[2])
     assert best >= 170
+
+
+def test_proposals_that_cost_too_much_end_the_search() -> None:
+    """What proposes nothing is asked no more, and from another start than the budget the first target is that."""
+    targets = list[int]()
+
+    def propose(target: int, attempt: int) -> tuple[int, list[Way]]:
+        targets.append(target)
+        return target, [(target, 700, 1)] if not attempt else []
+
+    assert cheapest_within(600, propose, allocated, start=900, attempts=3) is None
+    assert targets == [900, 0]
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The targets of all searches of reduced problems from now on."""
+    targets, search = list[int](), budgets.search
+
+    def counted(problem, target, **settings):  # type: ignore[no-untyped-def]
+        targets.append(target)
+        return search(problem, target, **settings)
+
+    monkeypatch.setattr(budgets, "search", counted)
+    return targets
+
+
+def _request(mode: str) -> Request:
+    options = {"loss": LOSS} if mode == "training" else {}
+    asked = memonger.Options(mode=mode, device="none", effort=1000, **options)
+    return prepare(chain(), asked, times=True).request
+
+
+def test_below_a_budget_that_was_refused_nothing_is_searched(searches: list[int]) -> None:
+    found = Budgets(_request("training"), "budget", ["file"])
+    smallest = found.total(found.smallest)
+    assert len(searches) == 1
+    for budget in (smallest - 1, smallest - 2, 0, smallest - 1):
+        assert found.within(budget) is None
+    assert len(searches) <= 3
+    held = found.within(smallest)
+    assert held is not None
+    assert found.total(held) <= smallest
+    tried = len(searches)
+    assert found.within(smallest) is held
+    assert len(searches) == tried
+
+
+def test_inference_below_the_bound_is_refused_without_a_search(searches: list[int]) -> None:
+    request = _request("inference")
+    plain = request.base + decide(request, "none", "best").total_bytes
+    with pytest.raises(BudgetError) as refused:
+        decide(replace(request, budget=plain - 1), "budget", "best")
+    assert refused.value.lower_bound == refused.value.smallest == plain
+    assert not searches
