@@ -7,8 +7,10 @@ any moment (VmHWM), loading included. The prediction is `Plan.process_bytes`, an
 plan's file. Training plans have no stock beside them: what their tensors take, and what a process took. Planning is the
 most that the process took which planned and saved, whole; the last column is whether both gave the same bits.
 
-Memory isn't disturbed by what else runs; no times are in the table. Rows are kept in process.json: ``--resume`` takes
-them, and measures what isn't there.
+Memory isn't disturbed by what else runs; no times are in these tables. Rows are kept in process.json: ``--resume``
+takes them, and measures what isn't there. ``--files FILE...`` adds rows of other models, as of large networks that take
+minutes to export. Of what has most weights stand seconds, too: of planning with saving, of loading, and of the last of
+the three runs, one process after the other.
 """
 
 import hashlib
@@ -16,16 +18,18 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 STATUS = Path("/proc/self/status")
 NETWORKS = ("resnet50", "vit_b16", "mobilenet_v2", "densenet121", "googlenet", "alexnet", "unet", "gpt", "lstm")
 LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
+LARGE_STEPS = {"gpt2 medium": ("gpt2", {"num_layers": 24, "heads": 16, "width": 1024})}
 EXPORTED = ("torch convnext", "torch encoder", "torch pyramid")
-TRAINING = {"resnet50": 4, "vit_b16": 1, "gpt": 8}
-RUNS = 3
+TRAINING = {"resnet50": 4, "vit_b16": 1, "gpt": 8, "gpt2 medium": 1}
+RUNS, LARGE_MIB = 3, 1000
 FACTOR, SPARE = 1.05, 5.0  # what a process may take beside stock's growth; MiB
 WITHIN = 0.03, 3.0  # of the prediction, or MiB
 
@@ -62,7 +66,7 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
 
         runtime = _grown(bare)["own"]
     Path("/proc/self/clear_refs").write_text("5")
-    before, draw = _resident(), np.random.default_rng(0)
+    before, draw, begin = _resident(), np.random.default_rng(0), time.perf_counter()
 
     def array(shape: Any, is_float: bool) -> Any:
         dims = [dim if isinstance(dim, int) else 1 for dim in shape]
@@ -74,30 +78,41 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        loaded, infos = _grown(before), session.get_inputs()
+        loaded, infos, load_seconds = _grown(before), session.get_inputs(), time.perf_counter() - begin
         if not given:
             feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
-        results = [session.run(None, feeds) for _ in range(RUNS)][-1]
+        results, seconds = _last(lambda: session.run(None, feeds))
     elif kind == "planned":
         import memonger
 
         planned = memonger.Session(path)
-        loaded, inputs = _grown(before), planned._model.programs[0].inputs
+        loaded, inputs, load_seconds = _grown(before), planned._model.programs[0].inputs, time.perf_counter() - begin
         if not given:
             feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
-        results = [list(planned.run(feeds).values()) for _ in range(RUNS)][-1]
+        results, seconds = _last(lambda: list(planned.run(feeds).values()))
     else:
         import memonger
 
         trained = memonger.TrainingSession(path)
-        loaded = _grown(before)
+        loaded, load_seconds = _grown(before), time.perf_counter() - begin
         feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) % 2 for each in trained.inputs}
-        results = [np.array([trained.step(feeds) for _ in range(RUNS)])]
+        losses = list[float]()
+        _, seconds = _last(lambda: losses.append(trained.step(feeds)))
+        results = [np.array(losses)]
     ran, kinds = _grown(before), [type(each).__name__ for each in results]
     digest = hashlib.sha256(b"".join(_bytes(each) for each in results)).hexdigest()
     if results_to:
         np.savez(results_to, *(each if isinstance(each, np.ndarray) else np.array(repr(each)) for each in results))
-    print(json.dumps({"loaded": loaded, "ran": ran, "digest": digest, "kinds": kinds, "runtime": runtime}))
+    times = {"load": load_seconds, "run": seconds}
+    print(json.dumps({"loaded": loaded, "ran": ran, "digest": digest, "kinds": kinds, "runtime": runtime} | times))
+
+
+def _last(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What the last of the runs returns, and its seconds."""
+    for _ in range(RUNS):
+        begin = time.perf_counter()
+        result = run()
+    return result, time.perf_counter() - begin
 
 
 def _bytes(value: Any) -> bytes:
@@ -122,11 +137,12 @@ def plan(source: str, target: str, mode: str, sizes: str = "{}", given: str = ""
         import numpy as np
 
         options["inputs"] = dict(np.load(given, allow_pickle=True))
+    begin = time.perf_counter()
     memonger.search_plan(source, dims=json.loads(sizes), **options).save(target)
-    peak, made = _resident()["VmHWM"], memonger.Plan.load(target)
+    seconds, peak, made = time.perf_counter() - begin, _resident()["VmHWM"], memonger.Plan.load(target)
     predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
     print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
-                      "predicted": predicted / 2**20, "mapped": mapped / 2**20}))  # fmt: skip
+                      "predicted": predicted / 2**20, "mapped": mapped / 2**20, "seconds": seconds}))  # fmt: skip
 
 
 def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:
@@ -155,7 +171,7 @@ def _write(name: str, path: Path, batch: int = 1, training: bool = False) -> Non
 
     import models
 
-    network, settings = LARGE.get(name, (name, {}))
+    network, settings = (LARGE | LARGE_STEPS).get(name, (name, {}))
     ir.save(models.build_ir(network, batch=batch, training=training, **settings), path)
 
 
@@ -167,7 +183,10 @@ def _measured(name: str, folder: Path) -> dict[str, Any]:
             network, batch = TRAINING_NAMES[name]
             _write(network, source, batch, training=True)
             return {"plan": ask("plan", str(source), str(target), "training"), "own": ask("train", str(target))}
-        _write(name, source)
+        if Path(name).suffix:
+            source = Path(name)
+        else:
+            _write(name, source)
         plan_of = ask("plan", str(source), str(target), "inference")
         return {"plan": plan_of, "stock": ask("stock", str(source)), "own": ask("planned", str(target))}
     finally:
@@ -208,28 +227,39 @@ def _training_rows(found: Mapping[str, Any], table: Any) -> Iterator[str]:
         )  # fmt: skip
 
 
-def main(resume: bool) -> None:
+def _seconds(found: Mapping[str, Any], table: Any) -> Iterator[str]:
+    """Of what is large: how long it takes to plan, to load and to run."""
+    for name, row in found.items():
+        if "run" in row["own"] and row["plan"]["weights"] > LARGE_MIB:
+            stock = row.get("stock", {})
+            times = (stock.get("load"), stock.get("run"), row["own"]["load"], row["own"]["run"])
+            yield table.row(name, row["plan"]["seconds"], *times)
+
+
+def main(resume: bool, files: Sequence[str] = ()) -> None:
     """Measure, print the table and keep it."""
     from benchmarks.machine import HERE, Table, keep, stamp
 
     rows = HERE / "process.json"
     found: dict[str, Any] = json.loads(rows.read_text()) if resume and rows.is_file() else {}
-    for name in (*NETWORKS, *EXPORTED, *LARGE, *TRAINING_NAMES):
-        if name not in found:
+    for name in (*NETWORKS, *EXPORTED, *LARGE, *TRAINING_NAMES, *files):
+        row = Path(name).stem
+        if row not in found:
             with tempfile.TemporaryDirectory() as folder:
-                found[name] = _measured(name, Path(folder))
+                found[row] = _measured(name, Path(folder))
             rows.write_text(json.dumps(found, indent=1) + "\n")
     table = Table(
-        "network<15", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
+        "network<19", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
         "run>7.1f", "all>8.1f", "peak>8.1f", "predicted>10.1f", "mapped>8.1f", "planning>9.0f", "bits<7",
     )  # fmt: skip
     training = Table(
         "training<19", "persists>9.1f", "total>8.1f", "loaded>8.1f", "run>8.1f", "peak>8.1f", "predicted>10.1f",
         "planning>9.0f",
     )  # fmt: skip
+    seconds = Table("seconds<19", "plan>8.1f", "stock load>12.2f", "run>8.2f", "planned load>14.2f", "run>8.2f")
 
     def lines() -> Iterator[str]:
-        yield from stamp("process", ("onnxruntime", "onnx", "onnx-ir"))
+        yield from stamp("process" + (" --files FILE..." if files else ""), ("onnxruntime", "onnx", "onnx-ir"))
         yield "MiB that a process grows by; loaded, run: memory of its own; all: of files, too; peak: the most of all"
         yield ""
         yield table.heading
@@ -237,6 +267,9 @@ def main(resume: bool) -> None:
         yield ""
         yield training.heading
         yield from _training_rows({name: row for name, row in found.items() if "stock" not in row}, training)
+        yield ""
+        yield seconds.heading
+        yield from _seconds(found, seconds)
 
     keep(lines(), HERE / "process.txt")
 
@@ -248,4 +281,4 @@ if __name__ == "__main__":
     elif asked and asked[0] == "plan":
         plan(*asked[1:])
     else:
-        main("--resume" in asked)
+        main("--resume" in asked, asked[asked.index("--files") + 1 :] if "--files" in asked else ())

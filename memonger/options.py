@@ -69,7 +69,8 @@ class Options:
             memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or for inference a number, for
             everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it, or
             ``strips:8`` (an experiment) for the first nodes by rows of the image, which overlap.
-        max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction, by estimate.
+        max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction: by estimate, and
+            as measured where that can be told (`memonger.planner.chunk_timing`).
         allow_rounding: Let nodes run in chunks whose results then differ in their last bits.
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth``, ``depth``, or ``peak``, searched for the smallest peak.

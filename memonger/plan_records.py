@@ -18,11 +18,13 @@ class Spent:
         runs: How often the whole model ran.
         seconds: How long all of these runs took.
         alone: How long its nodes took that ran alone, whole and on slices, sessions and inputs included.
+        ratio: The time of a run in chunks over that of one without them, measured; None where it wasn't.
     """
 
     runs: int = 0
     seconds: float = 0.0
     alone: float = 0.0
+    ratio: float | None = None
 
     def count(self, seconds: float) -> None:
         """One more run, which took so long."""

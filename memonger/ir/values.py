@@ -114,6 +114,11 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     return bodies
 
 
+def has_loop(model: ir.Model) -> bool:
+    """Whether a node of the model has a body that may run more than once: all that have bodies but ``If``."""
+    return any(node.op_type != "If" and subgraphs(node) for graph in graphs(model) for node in graph)
+
+
 def graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The model's graph, then what `inner_graphs` finds in it."""
     yield model.graph

@@ -44,7 +44,7 @@ def structure(graph: Graph) -> Structure:
         tuple(map(len, graph.writes)),
         tuple(number[value] for value in graph.outputs if value in number),
         *map(pairs, (graph.views, graph.inplace, graph.updates)),
-        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.ties),
+        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.runtime_aliases),
     )
 
 
@@ -104,8 +104,9 @@ class Interpolation:
             sizes=tuple(sizes),
             workspace=tuple(max(0, math.ceil(b + (b - a) * (size - last) / (last - before))) for a, b in grown),
             costs=tuple(cost * ratio for cost in graph.costs),
-            windows=(),  # as byte offsets they hold at one size: without them a little more is counted
         )
+        nothing = [()] * len(graph.nodes)  # as byte offsets subviews hold at one size: without them more is counted
+        graph = graph.with_aliases(subview=nothing, optional=nothing)
         base, run_time = polynomial([each.base for each in self.requests]), largest_one.run_time
         if run_time is not None:
             run_time = polynomial([each.run_time or 0 for each in self.requests])

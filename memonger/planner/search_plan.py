@@ -22,7 +22,7 @@ from memonger.graph.liveness import ALIGNMENT, run_time_bytes
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
-from memonger.ir.marks import count_marked, lost, select
+from memonger.ir.marks import chunk_of, count_marked, lost, select
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
@@ -53,6 +53,7 @@ from memonger.plan import (
 )
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.planner import cache, networkx_graph
+from memonger.planner.chunk_timing import NOISE, ratio_of_times
 from memonger.schedule import Request, decide, mirror_plan
 from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
@@ -66,6 +67,9 @@ from memonger.words import FILE, call, option, quoted
 
 if TYPE_CHECKING:
     import networkx
+
+COARSER = 3
+"""Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
 
 
 @overload
@@ -121,9 +125,11 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
                 tell("rehearse")
                 job = rehearsed(job, begin)
             tell("search")
-            job, solution = decided(job)
+            decided_job, solution = decided(job)
             tell("verify")
-            made = finish(job, solution, begin)
+            made = finish(decided_job, solution, begin)
+            if decided_job.chunks and chosen.budget is None:
+                made = _within_overhead(job, made, begin)
     except BudgetError as error:
         if kept is not None and chosen.time_limit is None:  # with more time there may be one
             kept.write_refusal(error)
@@ -279,6 +285,7 @@ class Job:
         ranges: See there.
         solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
             a training step what is left to do.
+        most_copies: How many copies of nodes chunks may make.
     """
 
     source: Model
@@ -294,6 +301,7 @@ class Job:
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     solution: Solution | None = None
+    most_copies: int = chunking.MOST_NODES
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -556,7 +564,9 @@ def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
                 job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(options, order="file"),
                 notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
             )  # fmt: skip
-        candidate = chunking.choose(lowered, request, options, device, job.source.batch, plain) or plain
+        candidate = (
+            chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies) or plain
+        )
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
     return dataclasses.replace(
@@ -614,6 +624,31 @@ def rehearsed(job: Job, begin: float) -> Job:
     calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
     lowered = dataclasses.replace(job.lowered, calibration=calibration)
     return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(request, graph=graph))
+
+
+def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
+    """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
+    options, measured, tell = job.options, job.lowered.calibration, job.options.progress or _silent
+    if options.chunks != "auto" or measured is None or measured.seconds is None:
+        return plan
+    off = dataclasses.replace(job.copy(), options=dataclasses.replace(options, chunks="off"))
+    whole, spent = finish(*decided(off), begin), job.lowered.spent
+    seconds, limit = math.fsum(measured.seconds.values()), 1 + options.max_overhead + NOISE
+    for attempt in range(COARSER):
+        if attempt:
+            copies = sum(chunk_of(node) is not None for node in plan.model.graph)
+            made, solution = decided(dataclasses.replace(job.copy(), most_copies=copies // 2))
+            if not made.chunks:
+                break
+            plan = finish(made, solution, begin)
+        tell("compare")
+        ratio = ratio_of_times(plan, whole, seconds, limit, options.inputs)
+        spent.ratio = ratio if ratio is not None else spent.ratio
+        if ratio is None or ratio <= limit:
+            return dataclasses.replace(plan, planning_seconds=time.perf_counter() - begin)
+    given = option("max_overhead", options.max_overhead)
+    said = f"nothing runs in chunks: they were measured to take longer than {given} allows."
+    return dataclasses.replace(whole, notes=(*whole.notes, said), planning_seconds=time.perf_counter() - begin)
 
 
 def finish(job: Job, solution: Solution, begin: float) -> Plan:

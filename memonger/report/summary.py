@@ -62,6 +62,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "planning_runs": None if spent is None else spent.runs,
         "planning_run_seconds": None if spent is None else spent.seconds,
         "planning_node_seconds": None if spent is None else spent.alone,
+        "chunks_time_ratio": None if spent is None else spent.ratio,
         "output": output,
     }
 

@@ -41,7 +41,9 @@ def planned_line(record: Mapping[str, Any], details: bool) -> str:
         return f"{took}."
     times = "1 run" if runs == 1 else f"{runs} runs"
     nodes = f", nodes alone {alone:.2f} s" if alone else ""
-    return f"{took}: {times} of the model took {seconds:.2f} s{nodes}."
+    ratio = record["chunks_time_ratio"]
+    chunks = "" if ratio is None else f" A run in chunks was measured to take {ratio:.2f} times as long as one without."
+    return f"{took}: {times} of the model took {seconds:.2f} s{nodes}.{chunks}"
 
 
 def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:

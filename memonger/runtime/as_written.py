@@ -48,8 +48,12 @@ def check_as_written(plan: Plan, device: Device) -> None:
 
 
 def _may_differ(plan: Plan) -> bool:
-    """Whether no run has shown these nodes as they will run: values that are bound stay, which 16 bits depend on."""
-    return plan.stamp is None or any(tensor.dtype in NARROW for tensor in program_of(plan).planned)
+    """Whether no run has shown these nodes as they will run: values that are bound stay, which 16 bits depend on.
+
+    Nor does the first run of a session show it where the model has a loop: see `Engine`.
+    """
+    program = program_of(plan)
+    return plan.stamp is None or program.has_loop or any(tensor.dtype in NARROW for tensor in program.planned)
 
 
 def changes(plan: Plan) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from memonger.graph.aliasing import floating_names
 from memonger.ir.names import inner_names
 from memonger.ir.operators import facts
 from memonger.ir.tensors import is_large
-from memonger.ir.values import attribute_bytes, static_shape, subgraphs
+from memonger.ir.values import attribute_bytes, has_loop, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
@@ -36,6 +36,7 @@ class Program:
         constants: Small constants fed at each run, because plans that share a session differ in them.
         order: Names of the nodes as planned.
         unordered: Names of nodes whose order the runtime decides.
+        has_loop: Whether a node's body may run more than once.
         arena_bytes: Size of the arena.
         workspace_bytes: Most workspace a step takes beside it, and what only a run can size; 0 if never measured.
         limit: Bytes that onnxruntime may take by itself; None: as much as it asks for.
@@ -55,6 +56,7 @@ class Program:
     constants: Mapping[str, np.ndarray]
     order: tuple[str, ...]
     unordered: frozenset[str]
+    has_loop: bool
     arena_bytes: int
     workspace_bytes: int
     limit: int | None
@@ -82,13 +84,14 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         constants=constants,
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
+        has_loop=has_loop(plan.model),
         arena_bytes=plan.arena_bytes,
         workspace_bytes=(plan.workspace_bytes or 0) + plan.run_time_bytes,
         limit=plan.limit,
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
         first_update=next((step for step, pairs in enumerate(plan.graph.updates) if pairs), len(plan.graph.nodes)),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
-        growing=frozenset(plan.graph.values[new] for pairs in plan.graph.growths for _, new in pairs),
+        growing=frozenset(plan.graph.values[new] for pairs in plan.graph.appends for _, new in pairs),
         output_shapes={str(value.name): static_shape(value) for value in graph.outputs},
         copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )

@@ -48,8 +48,8 @@ class Session:
             arena a thread, freed when its thread ends.
         intra_op_threads: Threads within a node; 0 is the plan's own setting.
         check_order: False leaves out the check of the first run, which costs a profile of it (about 2 KB a node stay
-            with the process, of a Loop's body for each of its turns): for a plan whose order was checked on this
-            machine and runtime before.
+            with the process): for a plan whose order was checked on this machine and runtime before. A model with a
+            loop is checked before it runs, by what onnxruntime would run, and isn't profiled.
         cuda_graph: Whether runs on a CUDA device are captured once and replayed, which spares the launches: ``auto``
             where that can be (`cuda_graph` says whether it is), ``on`` or an error, ``off``.
         check_weights: False doesn't compare the weights of a planned file with the digests in it, which takes about a

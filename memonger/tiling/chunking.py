@@ -168,7 +168,8 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 
 
 def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+    most_copies: int = MOST_NODES,
 ) -> "Chunking | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -179,6 +180,7 @@ def choose(
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
+        most_copies: How many copies of nodes chunks may make.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
@@ -191,6 +193,7 @@ def choose(
         return search.at_most(float(budget - request.base))
     if options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
+    search.most_copies = most_copies
     return search.quick()
 
 
@@ -224,7 +227,7 @@ class ChunkSearch:
     def __init__(self, job: "_ToSlice", options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
         self._check = SliceCheck(options.threads, job.lowered.spent)
-        self._refused, self._most = dict[str, str](), math.inf
+        self._refused, self._most, self.most_copies = dict[str, str](), math.inf, MOST_NODES
         self._known: dict[tuple[frozenset[str], float], list[_Ladder]] = {}
         self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
         self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
@@ -285,7 +288,7 @@ class ChunkSearch:
             trains = self.job.training is not None
             self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
         axes = self._axes[key]
-        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most)) for axis in axes]
+        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self.most_copies)) for axis in axes]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(ladders[0], *axes)
         return ladders
@@ -307,7 +310,7 @@ class ChunkSearch:
         """Each element of the batch by itself, and of that the rows in chunks."""
         nodes = sum(one.end - one.begin for one in batch.ranges)
         bands = in_slices(batch, batch.axes.size)
-        if nodes * batch.axes.size > MOST_NODES or _estimated(self.job, batch, bands) > self._most:
+        if nodes * batch.axes.size > self.most_copies or _estimated(self.job, batch, bands) > self._most:
             return []
         outer = ways.written(bands)
         model = outer.lowered.model
@@ -320,7 +323,7 @@ class ChunkSearch:
         job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
         written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
-        return [_Ladder(job, axis, ways_of(job, axis, self._most), outer, written)]
+        return [_Ladder(job, axis, ways_of(job, axis, self._most, self.most_copies), outer, written)]
 
 
 @dataclass(slots=True)
@@ -567,7 +570,7 @@ def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[
 
 def _near(graph: Graph, storage: Storage) -> list[float]:
     """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
-    moves = zip(graph.reads, graph.windows, graph.views, strict=True)
+    moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
     read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
     unread = {storage.of_value[value] for value in graph.outputs} - read
     buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
@@ -657,13 +660,14 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: _ToSlice, axis: _AxisGraph, most: float) -> list[tuple[Band, ...]]:
+def ways_of(job: _ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
         job: The model.
         axis: The same, ordered for that axis.
         most: Seconds that they may take longer, by estimate.
+        most_copies: How many copies of nodes they may make.
     """
     levels = [one.levels for one in axis.ranges]
     slices = [[len(bounds) - 1 for bounds in each] for each in levels]
@@ -678,7 +682,7 @@ def ways_of(job: _ToSlice, axis: _AxisGraph, most: float) -> list[tuple[Band, ..
         )
         seen[tuple(map(tuple, chosen))] = None
     ways = (_bands(axis.ranges, chosen, levels) for chosen in seen)
-    return [bands for bands in ways if bands and _nodes(bands) <= MOST_NODES and _estimated(job, axis, bands) <= most]
+    return [bands for bands in ways if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most]
 
 
 def _nodes(bands: Sequence[Band]) -> int:
