@@ -228,11 +228,11 @@ class Budgets:
         """
         if self.total(self.plain) <= budget:
             return self.plain
-        if budget not in self._found and budget <= max((at for at, one in self._found.items() if not one), default=-1):
-            return None
         if budget not in self._found:
-            is_impossible = all(self.request.graph.forward) and budget < self.lower_bound  # which is tight there
-            self._found[budget] = None if is_impossible else self.search(budget, time_limit, told)
+            refused = max((each for each, solution in self._found.items() if solution is None), default=-1)
+            if all(self.request.graph.forward):  # then the bound is tight
+                refused = max(refused, self.lower_bound - 1)
+            self._found[budget] = None if budget <= refused else self.search(budget, time_limit, told)
         return self._found[budget]
 
     def search(
