@@ -10,7 +10,8 @@ from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.backend import backend
-from memonger.runtime.loaded_model import Bound, LoadedModel
+from memonger.runtime.executable import Executable
+from memonger.runtime.loaded_model import LoadedModel
 
 
 class ExecutionContext:
@@ -31,11 +32,11 @@ class ExecutionContext:
     def __init__(self, device: Device, size: int) -> None:
         self.touched = 0
         self.arena = backend(device).arena(size)
-        self._bound: dict[LoadedModel, list[Bound]] = {}
+        self._bound: dict[LoadedModel, list[Executable]] = {}
         self._lock = threading.Lock()
         self._is_released = False
 
-    def _bindings(self, model: LoadedModel) -> list[Bound]:
+    def _bindings(self, model: LoadedModel) -> list[Executable]:
         if self._is_released:
             self.arena.take_again()
             max([model, *tuple(self._bound)], key=lambda one: one.workspace_bytes).reserve()
@@ -54,7 +55,7 @@ class ExecutionContext:
         if not outputs:
             with self._lock:
                 for bound in () if self._is_released or model.is_closed else self._bound.get(model, ()):
-                    found = bound.run_plain(inputs, copy)
+                    found = bound.run_fast(inputs, copy)
                     if found is not None:
                         return found
         call = model.checked(inputs, outputs)

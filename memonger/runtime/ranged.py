@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import SessionError, VerificationError
@@ -23,9 +22,7 @@ from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
-from memonger.runtime.arena import Arena, ArenaTensor
-from memonger.runtime.binding import Binding
-from memonger.runtime.engine import Engine
+from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.program import Program, SessionGroup, expose, program_of
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
@@ -45,7 +42,6 @@ of onnxruntime's."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 Key = tuple[int, ...]
-Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,117 +388,3 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
     at = {number: plan.offsets[value] for value, number in of_value.items()}
     shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])
     return of_value, shrunk if shrunk.is_quick else None
-
-
-class Persisting(Protocol):
-    """What persists between the runs of a binding, and where it lies.
-
-    ``grows``: whether each run finds it at other sizes than the last.
-    """
-
-    grows: bool
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes of its dimensions with a range."""
-        ...
-
-    def bound(self, program: Program) -> Mapping[str, Any]:
-        """For a program at some sizes what a `Binding` is told of it."""
-        ...
-
-
-class RangedBinding:
-    """A plan for ranges of sizes, ready to run at any of them, as a `memonger.runtime.binding.Binding` is at one.
-
-    Args:
-        ranged: The plan's programs.
-        engine: What runs them.
-        arena: Where planned values lie.
-        kept: A state; None where there is none.
-    """
-
-    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
-        self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._kept = kept
-        self._most = 1 if kept is not None and kept.grows else ranged.kept
-        self._names = tuple(value.name for value in ranged.base.inputs)
-        self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
-        self._last: Binding | None = None
-
-    def _shapes(self, inputs: feeding.Feeds) -> Shapes:
-        own = () if self._kept is None else (tuple(self._kept.sizes.values()),)
-        return (*own, *(feeding.shape_of(inputs.get(name)) for name in self._names))
-
-    def _use(self, binding: Binding) -> None:
-        """Let go what is held of another shape's run."""
-        if self._last is not None and self._last is not binding:
-            self._last.let_go()
-        self._last = binding
-
-    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
-        """See `memonger.runtime.binding.Binding.run_plain`; None as well at a shape that isn't bound."""
-        binding = self.bound(inputs)
-        return None if binding is None else binding.run_plain(inputs, copy)
-
-    def bound(self, inputs: feeding.Feeds) -> Binding | None:
-        """The binding for inputs of these shapes; None where they aren't the plan's, or of the plain kind."""
-        shapes = self._shapes(inputs) if type(inputs) is dict else ()
-        binding = self._bound.get(shapes)
-        if binding is None:
-            return self.at(inputs) if self._is_plain(inputs) and self.ranged.takes(inputs) else None
-        self._bound.move_to_end(shapes)
-        self._use(binding)
-        return binding
-
-    def _is_plain(self, inputs: feeding.Feeds) -> bool:
-        """Whether an array is given for each input that isn't kept."""
-        own = () if self._last is None else self._last.inputs
-        return len(own) == len(inputs) and all(type(inputs.get(one.name)) is np.ndarray for one in own)
-
-    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
-        """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
-
-        Raises:
-            SessionError: the shape is outside the ranges, or the run failed.
-        """
-        self.at(inputs).run(inputs, targets or {})
-
-    def at(self, inputs: feeding.Feeds) -> Binding:
-        """The binding for inputs of these shapes, made where there is none yet.
-
-        Raises:
-            SessionError: the shape is outside the ranges.
-        """
-        kept = _NONE if self._kept is None else self._kept.sizes
-        key, shapes = self.ranged.key(inputs, kept), self._shapes(inputs)
-        binding = self._bound.pop(shapes, None)
-        if binding is None:
-            binding = self._bind(self.ranged.at(key))
-        self._bound[shapes] = binding
-        self._use(binding)
-        return binding
-
-    def _bind(self, program: Program) -> Binding:
-        """A program bound: in place of the one that ran least recently once there are enough."""
-        own = {} if self._kept is None else self._kept.bound(program)
-        if len(self._bound) < self._most:
-            return Binding(program, self.engine, self.arena, **own)
-        _, binding = self._bound.popitem(last=False)
-        binding.take(program, **own)
-        return binding
-
-    def forget_results(self) -> None:
-        """Let go what the last run left that onnxruntime allocated."""
-        if self._last is not None:
-            self._last.let_go()
-
-    def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """The outputs of the last run, as `memonger.runtime.binding.Binding.results` gives them."""
-        assert self._last is not None
-        return self._last.results(targets, copy)
-
-    def result(self, name: str) -> np.ndarray:
-        """An output of the last run, where it lies."""
-        assert self._last is not None
-        return self._last.result(name)

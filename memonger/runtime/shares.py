@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from memonger.graph.collectives import collectives_of
 from memonger.ir.training_roles import Training
 from memonger.plan import Plan
-from memonger.runtime.segments import Bucket
+from memonger.runtime.partition import Bucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,22 @@ from memonger.ir.training_roles import Training
 from memonger.ir.values import dense, static_shape
 from memonger.model import forward_model
 from memonger.plan import Plan
-from memonger.runtime import compact, process_memory
+from memonger.runtime import compact, ort, process_memory
 from memonger.runtime import feeds as feeding
 from memonger.runtime import state as states
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding
+from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
+from memonger.runtime.executable import Exchange, Executable, limit_of_program, load_cut
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.loss_scale import LossScale
-from memonger.runtime.segments import Exchange, SegmentedPlan, Segments, cut
+from memonger.runtime.partition import Bucket, CutPlan
+from memonger.runtime.program import SessionGroup
 from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
 from memonger.runtime.shares import Shares
+from memonger.runtime.step_partitions import cut_step, with_parts
 from memonger.runtime.store import Store
 from memonger.units import format_size, shown
 from memonger.words import quoted
@@ -68,7 +71,7 @@ class Trainer:
         check_graphs(cuda_graph)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self.schedule: Callable[[int], float] | None = None
-        self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
+        self._others: list[Executable] = []  # of other plans, which run in the same arena between steps
         self._evaluations: dict[object, Any] = {}  # what a subclass knows of those
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
@@ -91,6 +94,7 @@ class Trainer:
         }
         self._arena = backend(self.device).arena(read.arena_bytes)
         self._names, self._weights, self._state = read.names, read.weights, read.state
+        self._buckets: tuple[Bucket, ...] = read.cuts[0].buckets
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
         del read, packed
         process_memory.settle()
@@ -218,7 +222,7 @@ class Trainer:
             self._earlier = len(self._parts[0])
             self._set("accumulated_weight", sum(self._parts[1]))
         try:
-            bound.run(batch, goes_on, self._exchange if index == 0 else None)
+            bound.run(batch, goes_on=goes_on, exchange=self._exchange if index == 0 else None)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
@@ -419,14 +423,25 @@ class Trainer:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
 
-    def _bind(self, plan: SegmentedPlan, roles: Training, check_order: bool) -> Segments:
+    def _bind(self, plan: CutPlan, roles: Training, check_order: bool) -> Executable:
         kept = [name for name in roles.persistent if name in self._names]
         fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
-        return Segments(
-            plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
-            check_order=check_order,
-        )  # fmt: skip
+        fixed, updates = with_parts(fixed, roles.updates, plan.parts)
+        limit = limit_of_program(plan.program, self.device)
+
+        def make_engine(group: SessionGroup, pool: Any) -> Engine:
+            return Engine(
+                group, self.device, self._threads, check_order, plan.cuda, is_segment=True, pool=pool, limit=limit
+            )
+
+        with ort.making_sessions():
+            loaded = load_cut(plan, make_engine)
+        own = fixed.keys() | scalars.keys()
+        fed = replace(plan.program, inputs=tuple(value for value in plan.program.inputs if value.name not in own))
+        return Executable(
+            loaded, self._arena, Persistent(fixed, scalars, updates), inputs_at=input_memory([fed], self.device)
+        )
 
 
 def check_labels(roles: Training, batch: Inputs) -> None:
@@ -523,7 +538,7 @@ class _Read:
     names: tuple[str, ...]
     weights: Store
     state: Store
-    cuts: list[SegmentedPlan]
+    cuts: list[CutPlan]
     forward: onnx.ModelProto | None
     frozen: ScratchFolder | None
     device: Device
@@ -565,7 +580,9 @@ def _read(
     shares = Shares.of(first, roles[0])
     others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
     cuts = [
-        cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
+        cut_step(
+            one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others}
+        )
         for one, own in zip(plans, roles, strict=True)
     ]
     tensors = _persistent(plans, roles)
