@@ -199,7 +199,7 @@ class _PersistentFeeds:
         """Have a run write its updates there; returns their names."""
         for name, value, array in self._outputs:
             assert value.dtype is not None
-            ort.bind_output(binding, name, value.dtype, array.shape, array.ctypes.data)
+            ort.bind_outputs(binding, [(name, value.dtype, array.shape, array.ctypes.data)])
         return frozenset(name for name, *_ in self._outputs)
 
 

@@ -147,7 +147,7 @@ class Binding:
     def _bind_fixed(self) -> None:
         """Bind inputs that persist to where they lie."""
         places = {name: (store, name) for name, store in self._persistent.fixed.items() if name in self._takes}
-        ort.bind_inputs(self.binding, _placed(places), self.device)
+        ort.bind_inputs(self.binding, _placed(places), 0, self.device)
 
     def let_go(self) -> None:
         """Hold nothing of the last run: neither its inputs nor outputs that onnxruntime allocated."""
@@ -212,9 +212,8 @@ class Binding:
         self._feed(inputs, lost)
         for name in sorted(live_ins.keys() & self._takes):
             self.binding.bind_ortvalue_input(name, ort.wrap(live_ins[name]))
-        for tensor in self._borrowed if self.engine.hosted else ():
-            if tensor.name in self.engine.hosted:  # bound to the device it would be copied once
-                self._bind_borrowed(tensor)
+        hosted = [tensor for tensor in self._borrowed if tensor.name in self.engine.hosted]
+        ort.bind_inputs(self.binding, hosted, self.arena.address, self.device)  # which copies them to the host
         self.forget_results()  # the last run's belong to the caller
         if targets or self._redirected:
             self._redirect(targets)
@@ -246,7 +245,7 @@ class Binding:
             self._begin_feeding(set(inputs))
             places = ((name, kind, shape, place) for name, shape, _, kind, place in fast.inputs if place is not None)
             copied = ((name, kind, shape, feeding.address_of(place)) for name, kind, shape, place in places)
-            ort.bind_inputs(self.binding, copied, self.device)
+            ort.bind_inputs(self.binding, copied, 0, self.device)
             self._is_fast = True
         large = []  # held until the run is over
         for name, _, _, _, place in fast.inputs:
@@ -291,31 +290,25 @@ class Binding:
         self.binding.clear_binding_inputs()
         for name, array in self._own.items():
             if name in self._own_store:
-                self._bind_input(name, self._own_store)
+                self._bind_stored(name, self._own_store)
             else:
                 self.binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, None))
         self._bind_fixed()
-        for tensor in self._borrowed:
-            self._bind_borrowed(tensor)
+        ort.bind_inputs(self.binding, self._borrowed, self.arena.address, self.device)
         self._foreign = set(self._input_store.tensors)
         fed = frozenset(names)
         if fed not in self._graphs:
             self._graphs[fed] = self.engine.next_graph()
         self._number, self._fed = self._graphs[fed], names
 
-    def _bind_borrowed(self, tensor: ArenaTensor) -> None:
-        where = self.arena.address + tensor.offset
-        ort.bind_input(self.binding, tensor.name, tensor.dtype, tensor.shape, where, self.device)
-
-    def _bind_input(self, name: str, store: Store) -> None:
-        tensor = store.tensors[name]
-        ort.bind_input(self.binding, name, tensor.dtype, tensor.shape, store.address(name), self.device)
-
     def _bind_array(self, name: str, array: np.ndarray) -> None:
         """Let runs read an array where it lies, by its address: the binding would keep it beyond the run."""
         kind = self._kinds[name]
         assert isinstance(kind, ir.TensorType)
-        ort.bind_input(self.binding, name, kind.dtype, array.shape, feeding.address_of(array), self.device)
+        ort.bind_inputs(self.binding, [(name, kind.dtype, array.shape, feeding.address_of(array))], 0, self.device)
+
+    def _bind_stored(self, name: str, store: Store) -> None:
+        ort.bind_inputs(self.binding, [store.tensors[name]], store.arena.address, self.device)
 
     def _feed(self, inputs: feeding.Feeds, lost: Collection[str]) -> None:
         if self._persistent.scalars:
@@ -341,7 +334,7 @@ class Binding:
             else:
                 store.arena.write(store.tensors[name].offset, feeding.as_bytes(feed))
             if name in self._foreign:
-                self._bind_input(name, store)
+                self._bind_stored(name, store)
                 self._foreign.discard(name)
 
     def _copy_own(self) -> None:

@@ -100,9 +100,9 @@ class LoadedModel:
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
         self._is_limited = held is not None
 
-        def make_engine(group: SessionGroup, is_segment: bool) -> Engine:
-            graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
+        def make_engine(group: SessionGroup, is_partition: bool) -> Engine:
+            graphs = "off" if is_partition else cuda_graph
+            return Engine(group, device, threads, check_order, settings, graphs, is_partition, None, lending, held)
 
         for plan in plans if check_order else ():
             check_as_written(plan, device)

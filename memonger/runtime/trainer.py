@@ -432,7 +432,7 @@ class Trainer:
 
         def make_engine(group: SessionGroup, pool: Any) -> Engine:
             return Engine(
-                group, self.device, self._threads, check_order, plan.cuda, is_segment=True, pool=pool, limit=limit
+                group, self.device, self._threads, check_order, plan.cuda, is_partition=True, pool=pool, limit=limit
             )
 
         with ort.making_sessions():
