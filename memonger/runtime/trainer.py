@@ -1,29 +1,24 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from memonger.devices import Cuda, Device
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.ir.training_roles import Training
-from memonger.ir.values import dense, static_shape
 from memonger.model import forward_model
 from memonger.plan import Plan
-from memonger.runtime import compact, ort, process_memory
 from memonger.runtime import feeds as feeding
+from memonger.runtime import ort, process_memory
 from memonger.runtime import state as states
-from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
@@ -32,10 +27,9 @@ from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.loss_scale import LossScale
 from memonger.runtime.partition import Bucket, CutPlan
 from memonger.runtime.program import SessionGroup
-from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
-from memonger.runtime.shares import Shares
-from memonger.runtime.step_partitions import cut_step, with_parts
+from memonger.runtime.session import check_graphs
 from memonger.runtime.store import Store
+from memonger.runtime.training_plans import TrainingPlans, read_plans, with_parts
 from memonger.units import format_size, shown
 from memonger.words import quoted
 
@@ -79,10 +73,10 @@ class Trainer:
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed = _read(plan, accumulation, device, self._share, check_order)
+        detached = read_plans(plan, accumulation, device, self._share, check_order)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
-        read: _Read = compact.unpacked(packed)
+        read: TrainingPlans = detached.restored()
         self.device, self._cuda, self._name = read.device, read.cuda, read.name
         self._packed_forward, self._frozen = read.forward, read.frozen
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
@@ -96,7 +90,7 @@ class Trainer:
         self._names, self._weights, self._state = read.names, read.weights, read.state
         self._buckets: tuple[Bucket, ...] = read.cuts[0].buckets
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
-        del read, packed
+        del read, detached
         process_memory.settle()
 
     @property
@@ -145,19 +139,16 @@ class Trainer:
                 self.steps += 1
             else:
                 self.skipped_steps += 1
-                self._tell_of_skipped(loss)
+                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+                if self._scale is None:
+                    logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+                else:
+                    logger.info(
+                        "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is "
+                        "next.", self._name, what, self.steps, self._scale.factor,
+                    )  # fmt: skip
             self._scale = None if self._scale is None else self._scale.after(self._was_finite)
         return loss
-
-    def _tell_of_skipped(self, loss: float) -> None:
-        what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-        if self._scale is None:
-            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
-        else:
-            logger.info(
-                "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is next.",
-                self._name, what, self.steps, self._scale.factor,
-            )  # fmt: skip
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
         """The batches of a step, each checked before the first one runs.
@@ -497,163 +488,3 @@ def _checked_key(key: int) -> int:
     if not isinstance(key, int | np.integer) or not 0 <= key < 2**32:
         raise SessionError(f"random_key must be an integer from 0 to {2**32 - 1}, not {key!r}.")
     return int(key)
-
-
-def _roles(plan: Plan) -> Training:
-    roles = plan.training
-    if roles is None or roles.loss is None:
-        raise SessionError(
-            "the plan is not of a training model with a loss: differentiate the model first "
-            "(memonger.differentiate(model, loss=..., optimizer=...))."
-        )
-    return roles
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a session keeps of its plans.
-
-    Attributes:
-        roles: Of each plan.
-        names: Of every persistent input.
-        weights: Parameters and statistics, each rank's together, as they are before the first step.
-        state: All else that persists, which can be given back between steps.
-        cuts: The plans, cut into segments.
-        forward: The forward model, packed.
-        frozen: The folder of its large weights.
-        device: Where to run.
-        cuda: How that provider is set up.
-        name: The first plan's.
-        rate: The default learning rate.
-        loss_scale: That of the first step; None where the loss isn't scaled.
-        threads: The first plan's.
-        arena_bytes: Of the largest arena.
-        digest: Of plans with collectives: equal for equal plans.
-        whole: Every tensor of the whole state, by name, whoever keeps it.
-        shares: Who keeps what, where ranks share the optimizer's state.
-        owners: The rank that keeps each tensor, where they do.
-    """
-
-    roles: list[Training]
-    names: tuple[str, ...]
-    weights: Store
-    state: Store
-    cuts: list[CutPlan]
-    forward: onnx.ModelProto | None
-    frozen: ScratchFolder | None
-    device: Device
-    cuda: Cuda
-    name: str
-    rate: float | None
-    loss_scale: float | None
-    threads: int
-    arena_bytes: int
-    digest: str
-    whole: dict[str, ArenaTensor]
-    shares: Shares
-    owners: dict[str, int]
-
-
-def _read(
-    plan: Plan | str | Path,
-    accumulation: Plan | str | Path | None,
-    device: str | Device | None,
-    share: tuple[int, int] | None,
-    check_order: bool,
-) -> compact.Detached:
-    """A packed `_Read`.
-
-    Raises:
-        SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
-    """
-    plans = [verified(one) for one in (plan, accumulation) if one is not None]
-    process_memory.settle()  # what reading left would grow with what follows, and stay in part
-    roles = [_roles(one) for one in plans]
-    first, where = plans[0], device_of(plans[0], device)
-    for one in plans:
-        check_stamp(one, where)
-        if check_order:
-            check_as_written(one, where)
-    check_room(plans, where)
-    cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
-    forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))
-    shares = Shares.of(first, roles[0])
-    others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
-    cuts = [
-        cut_step(
-            one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others}
-        )
-        for one, own in zip(plans, roles, strict=True)
-    ]
-    tensors = _persistent(plans, roles)
-    accumulated = {name for own in roles for name in own.accumulated.values()}
-    whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
-    states_of_others = others - set(roles[0].parameters)
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
-    stores = _stores(first.model, roles[0], tensors, owners, where)
-    read = _Read(
-        roles, tuple(tensors), *stores, cuts, forward, frozen, where, cuda, first.name,
-        _default(first.model, roles[0], "learning_rate"), _default(first.model, roles[0], "loss_scale"), first.threads,
-        max(one.arena_bytes for one in plans), " ".join(map(plan_digest, plans)) if first.graph.collectives else "",
-        whole, shares, owners,
-    )  # fmt: skip
-    return compact.packed(read, *(one.arena for one in stores), frozen)
-
-
-def _stores(
-    model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device
-) -> tuple[Store, Store]:
-    """Weights, each rank's together, and all else that persists; each with what it is before the first step."""
-    weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
-    others = (tensor for name, tensor in tensors.items() if name not in weights)
-    stores = Store((tensors[name] for name in weights), device), Store(others, device)
-    for name in roles.persistent:
-        start = model.graph.initializers.get(name)
-        if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
-            stores[name not in weights].fill_from(name, start.const_value)
-    return stores
-
-
-def plan_digest(plan: Plan) -> str:
-    """A digest of what a plan runs and where everything lies, 64 hexadecimal digits."""
-    record = plan.record()
-    return hashlib.sha256(
-        repr((record.graph_digest, record.arena_bytes, sorted(record.offsets.items()))).encode()
-    ).hexdigest()
-
-
-def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
-    """Every persistent input of the plans, by name."""
-    persistent: dict[str, ir.Value] = {}
-    for plan, own in zip(plans, roles, strict=True):
-        inputs = {str(value.name): value for value in plan.model.graph.inputs}
-        for name in own.persistent:
-            if name not in inputs:
-                raise SessionError(f"the plan's training roles name '{name}', which is no input: differentiate again.")
-            other = persistent.setdefault(name, inputs[name])
-            if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
-                raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
-    if any(own.parameters != roles[0].parameters for own in roles):
-        raise SessionError("the plans are of different models: their parameters differ.")
-    if any((own.loss_weight is None) != (roles[0].loss_weight is None) for own in roles):
-        raise SessionError("the plans are of different models: only one has a loss that labels say the mean of.")
-    if len(plans) > 1 and not roles[0].accumulated:
-        raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
-    return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _tensor(name: str, value: ir.Value) -> ArenaTensor:
-    shape = static_shape(value)
-    if shape is None or value.dtype is None or not dense(value):
-        raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-    return ArenaTensor(name, value.dtype, shape)
-
-
-def _default(model: ir.Model, roles: Training, role: str) -> float | None:
-    """What a scalar is where a session isn't told."""
-    value = model.graph.initializers.get(roles.scalars.get(role, ""))
-    if value is None or value.const_value is None:
-        return None
-    if value.const_value.size != 1:
-        raise SessionError(f"'{value.name}', the {role}, is {list(value.const_value.shape)}, not one number.")
-    return float(value.const_value.numpy().item())
