@@ -257,7 +257,7 @@ def _seen(
     names = {str(node.name): node for node in model.graph}
     tensors = {k: v for run in last if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
     return CalibratingRun(
-        orders=frozenset(profile.executed_order(run, inner) for run in runs),
+        orders=frozenset(tuple(node.name for node in run if node.name not in inner) for run in runs),
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
         seconds=_seconds(runs[1:] or runs, inner) if device.is_host else None,

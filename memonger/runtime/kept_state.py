@@ -14,7 +14,6 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.kept_state import next_sizes, places
-from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.binding import Persistent
 from memonger.runtime.program import Program
@@ -54,7 +53,12 @@ class KeptState:
         self, program: Program, state: Mapping[str, str], device: Device, ranges: Mapping[str, DimRange] = _NONE
     ) -> None:
         self.state, self._ranges, self._axes = dict(state), ranges, places(state, ranges)
-        self._tensors = {value.name: _tensor(value) for value in program.inputs if value.name in state}
+        self._tensors = dict[str, ArenaTensor]()
+        for value in program.inputs:
+            if value.name in state:
+                if value.shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+                    raise SessionError(f"input '{value.name}' can't be kept: it is no tensor of a known size.")
+                self._tensors[value.name] = ArenaTensor(value.name, value.dtype, value.shape)
         self.in_place = {old: new for old, new in state.items() if new in program.replacing}
         self._once = {old for old, new in state.items() if new in program.replacing | program.growing}
         self._own = Store([self._tensors[name] for name in self._tensors if name in self._once], device)
@@ -98,11 +102,18 @@ class KeptState:
         """
         with self._lock:
             if given:
-                before = self._replaced(given)
+                arrays = {name: np.asarray(array) for name, array in given.items()}
+                self._sizes_of(arrays)
+                before = {name: np.array(self._content(name, self.sizes).array(name)) for name in arrays}
+                sizes, was_torn = self.sizes, self._is_torn
+                self.take(arrays)
                 try:
                     return self.step(run)
                 except BaseException:
-                    self._put_back(*before)
+                    is_whole = self.in_place.keys() <= before.keys()
+                    self.sizes, self._is_torn = sizes, was_torn or (self._is_torn and not is_whole)
+                    for name, array in before.items():
+                        self._content(name, sizes).fill(name, array)
                     raise
             self._check_whole()
             found = run(self._turn)
@@ -135,21 +146,6 @@ class KeptState:
                     )
             self._next = sizes
         self._is_torn = bool(self.in_place)
-
-    def _replaced(self, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Mapping[str, int], bool]:
-        """Take over some inputs; returns what to give `_put_back` where that was wrong."""
-        arrays = {name: np.asarray(array) for name, array in given.items()}
-        self._sizes_of(arrays)
-        before = {name: np.array(self._content(name, self.sizes).array(name)) for name in arrays}
-        sizes, was_torn = self.sizes, self._is_torn
-        self.take(arrays)
-        return before, sizes, was_torn
-
-    def _put_back(self, before: Mapping[str, np.ndarray], sizes: Mapping[str, int], was_torn: bool) -> None:
-        is_whole = self.in_place.keys() <= before.keys()
-        self.sizes, self._is_torn = sizes, was_torn or (self._is_torn and not is_whole)
-        for name, array in before.items():
-            self._content(name, sizes).fill(name, array)
 
     def sizes_with(self, given: Mapping[str, Any]) -> Mapping[str, int]:
         """The sizes of the state once some inputs are taken over.
@@ -216,8 +212,10 @@ class KeptState:
                 for axis, dim in enumerate(array.shape)
             )
             if array.dtype != tensor.dtype.numpy() or not fits:
+                texts = {axis: f"{dim} {self._ranges[dim]}" for axis, dim in axes.items()}
+                dims = [texts.get(axis, str(dim)) for axis, dim in enumerate(tensor.shape)]
                 raise SessionError(
-                    f"state '{name}' is {tensor.dtype.numpy()}[{self._shape_text(name)}], what was given is "
+                    f"state '{name}' is {tensor.dtype.numpy()}[{', '.join(dims)}], what was given is "
                     f"{array.dtype}{list(array.shape)}."
                 )
             for axis, dim in axes.items():
@@ -230,13 +228,6 @@ class KeptState:
             if wrong is not None:
                 raise SessionError(f"'{wrong}' would be another in '{name}', which isn't given: give all of the state.")
         return {**self.sizes, **sizes}
-
-    def _shape_text(self, name: str) -> str:
-        axes = self._axes[name]
-        return ", ".join(
-            f"{axes[axis]} {self._ranges[axes[axis]]}" if axis in axes else str(dim)
-            for axis, dim in enumerate(self._tensors[name].shape)
-        )
 
     def reset(self) -> None:
         """Zeros in all of it, and none of what grows."""
@@ -262,9 +253,3 @@ def _part(store: Store, shapes: Mapping[str, Shape | None]) -> Store:
         ArenaTensor(name, tensor.dtype, shapes.get(name) or tensor.shape, tensor.offset)
         for name, tensor in store.tensors.items()
     )
-
-
-def _tensor(value: feeding.Input) -> ArenaTensor:
-    if value.shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
-        raise SessionError(f"input '{value.name}' can't be kept: it is no tensor of a known size.")
-    return ArenaTensor(value.name, value.dtype, value.shape)

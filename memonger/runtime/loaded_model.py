@@ -161,7 +161,10 @@ class LoadedModel:
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            program = self.programs[index] if smaller is not None else self._program(index, inputs, state)
+            program, ranged = self.programs[index], self._loaded[index].ranged
+            if smaller is None and ranged is not None:
+                sizes = self.kept.sizes_with(state) if self.kept is not None else {}
+                program = ranged.at(ranged.key(inputs, sizes))
             _check_targets(program, targets, smaller.outputs if smaller is not None else None)
         for engine in self._loaded[index].engines:
             engine.check_usable()
@@ -216,8 +219,11 @@ class LoadedModel:
                 raise
             return 0
         for index, one in enumerate(self._loaded):
-            if _fits(self.programs[index], inputs) if one.ranged is None else one.ranged.takes(inputs):
-                feeding.check_feeds(self.programs[index].inputs, inputs, "the model")
+            program = self.programs[index]
+            shapes = ((value.shape, feeding.shape_of(inputs.get(value.name))) for value in program.inputs)
+            fits = all(None in pair or pair[0] == pair[1] for pair in shapes)
+            if fits if one.ranged is None else one.ranged.takes(inputs):
+                feeding.check_feeds(program.inputs, inputs, "the model")
                 return index
         given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
         planned = [
@@ -229,12 +235,6 @@ class LoadedModel:
         raise SessionError(
             f"no plan was made for the input shapes {given}; there are plans for [{', '.join(planned)}]."
         )
-
-    def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
-        """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
-        ranged = self._loaded[index].ranged
-        kept = self.kept.sizes_with(state) if self.kept is not None else {}
-        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
     def check_open(self) -> None:
         """Check that it isn't closed.
@@ -270,14 +270,6 @@ def _loaded(
         for member, program in zip(group.members, group.programs, strict=True):
             found[rest[member]] = LoadedPlan(program, (whole(program),), (engine,))
     return tuple(found[index] for index in range(len(plans)))
-
-
-def _fits(program: Program, inputs: feeding.Feeds) -> bool:
-    return all(
-        value.shape is None or feeding.shape_of(inputs[value.name]) == value.shape
-        for value in program.inputs
-        if feeding.shape_of(inputs.get(value.name)) is not None
-    )
 
 
 def _copied(value: Any) -> Any:

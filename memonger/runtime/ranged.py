@@ -45,16 +45,6 @@ Key = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedValues:
-    """The planned values: names and types, numbers in the graph, bits an element."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[ir.DataType, ...]
-    numbers: tuple[int, ...]
-    bits: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Last:
     """The program that was made last: of the next one only what differs is made.
 
@@ -63,7 +53,7 @@ class _Last:
         having: Of each distinct shape the planned values that have it.
         distinct: Shapes; of nothing yet ``(-1,)``, which is none.
         own: Bytes of each planned value, by its number.
-        held: Whether the layout holds at these sizes.
+        fits: Whether the layout holds at these sizes.
         offsets: By number.
         planned: The values.
     """
@@ -72,7 +62,7 @@ class _Last:
     having: Sequence[Sequence[int]]
     distinct: Sequence[Shape | None]
     own: Mapping[int, int]
-    held: bool
+    fits: bool
     offsets: Mapping[int, int]
     planned: Sequence[ArenaTensor]
 
@@ -121,12 +111,9 @@ class RangedProgram:
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        self._planned = _PlannedValues(
-            names=names,
-            dtypes=tuple(tensor.dtype for tensor in program.planned),
-            numbers=tuple(number[name] for name in names),
-            bits=tuple(tensor.dtype.bitwidth for tensor in program.planned),
-        )
+        self._numbers = tuple(number[name] for name in names)
+        self._bits = tuple(tensor.dtype.bitwidth for tensor in program.planned)
+        self._types = tuple((name, tensor.dtype) for name, tensor in zip(names, program.planned, strict=True))
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
@@ -186,7 +173,14 @@ class RangedProgram:
             shape = feeding.shape_of(inputs.get(where))
             if shape is None:
                 continue  # left out: what is missing is said where feeds are checked
-            self._check_others(where, shape)
+            planned, varying = self._shapes[where], self._open[where]
+            same = (one in varying or shape[one] == dim for one, dim in enumerate(planned))
+            if len(shape) != len(planned) or not all(same):
+                raise SessionError(
+                    f"input '{where}' has shape {list(shape)}; at the largest sizes of its ranges "
+                    f"({described(self.ranges)}) it is {list(planned)}, and of these only dimensions "
+                    f"{sorted(varying)} change."
+                )
             size = shape[axis]
             if sizes.setdefault(name, size) != size:
                 here = "the state that is kept (reset_state() lets go of it)" if name in kept else "one input"
@@ -265,17 +259,6 @@ class RangedProgram:
             return False
         return True
 
-    def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
-        """Check the rank of an input, and its dimensions without a range."""
-        planned, varying = self._shapes[name], self._open[name]
-        same = (axis in varying or shape[axis] == dim for axis, dim in enumerate(planned))
-        if len(shape) == len(planned) and all(same):
-            return
-        raise SessionError(
-            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self.ranges)}) "
-            f"it is {list(planned)}, and of these only dimensions {sorted(varying)} change."
-        )
-
     def at(self, key: Key) -> Program:
         """The program at these sizes.
 
@@ -290,43 +273,40 @@ class RangedProgram:
             return program
 
     def _made(self, key: Key) -> Program:
-        sizes, planned = dict(zip(self.ranges, key, strict=True)), self._planned
+        sizes = dict(zip(self.ranges, key, strict=True))
         try:
             distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        last = self._last if self._last.of_value is of_value else _Last.of_nothing(of_value, len(planned.names))
+        numbers, bits, types = self._numbers, self._bits, self._types
+        last = self._last if self._last.of_value is of_value else _Last.of_nothing(of_value, len(types))
         own, changed = dict(last.own), list[int]()
         for old, shape, values in zip(last.distinct, distinct, last.having, strict=True):
             if shape == old or not values:
                 continue
             if shape is None:
-                raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[values[0]]}' isn't known.")
+                raise SessionError(f"at {in_words(sizes)} the size of '{types[values[0]][0]}' isn't known.")
             elements = math.prod(shape)
-            own.update([(planned.numbers[value], -(-planned.bits[value] * elements // 8)) for value in values])
+            own.update([(numbers[value], -(-bits[value] * elements // 8)) for value in values])
             changed += values
-        numbers = [planned.numbers[value] for value in changed] if last.held else None
-        held = stays_within(self._graph, self._sharing, own, numbers)
-        offsets = self.moved_down(own, numbers) if held else self._laid_out(sizes, own)
+        moved = [numbers[value] for value in changed] if last.fits else None
+        fits = stays_within(self._graph, self._sharing, own, moved)
+        offsets = self.moved_down(own, moved) if fits else self._laid_out(sizes, own)
         tensors = list(last.planned)
         for value in changed if offsets is last.offsets else range(len(tensors)):
-            at = offsets[planned.numbers[value]]
-            tensors[value] = _tensor((planned.names[value], planned.dtypes[value], distinct[of_value[value]], at))
-        self._last = _Last(of_value, last.having, distinct, own, held, offsets, tensors)
+            tensors[value] = _tensor((*types[value], distinct[of_value[value]], offsets[numbers[value]]))
+        self._last = _Last(of_value, last.having, distinct, own, fits, offsets, tensors)
         results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(tensors) :]), strict=True))
-        return self._program(inputs=self._inputs_at(sizes), planned=tuple(tensors), output_shapes=results)
-
-    def _inputs_at(self, sizes: Mapping[str, int]) -> tuple[feeding.Input, ...]:
-        """The inputs at these sizes; those without a range are the same objects each time."""
         shapes = {name: list(self._shapes[name]) for name in self._open}
         for name, where, axis in self._places:
             shapes[where][axis] = sizes[name]
-        return tuple(
+        inputs = tuple(  # those without a range are the same objects each time
             feeding.Input(one.name, one.kind, tuple(shapes[one.name]), one.required, one.numpy)
             if one.name in shapes
             else one
             for one in self._inputs
         )
+        return self._program(inputs=inputs, planned=tuple(tensors), output_shapes=results)
 
     def moved_down(self, own: Mapping[int, int], changed: Iterable[int] | None = None) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes, rounded up.

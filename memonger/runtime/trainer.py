@@ -24,10 +24,10 @@ from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Exchange, Executable, limit_of_program, load_cut
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.loss_scale import LossScale
 from memonger.runtime.partition import Bucket, CutPlan
 from memonger.runtime.program import SessionGroup
 from memonger.runtime.session import check_graphs
+from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
 from memonger.runtime.training_plans import TrainingPlans, read_plans, with_parts
 from memonger.units import format_size, shown
@@ -303,7 +303,7 @@ class Trainer:
         """Write the whole state."""
         with interrupts_later():
             for name, array in tensors.items():
-                self._write(name, array)
+                self._store(name).fill(name, array)
             self._forget_accumulated()
             self._torn = False
 
@@ -365,19 +365,14 @@ class Trainer:
                 if self._released is not None:
                     self._state.arena.restore(path)
                     self._arena.take_again()
-                    self._rebind()
+                    if not self.device.is_host:  # where memory lies that was given back is another place now
+                        for bound in self._bound:
+                            bound.bind()
+                        for other in self._others:
+                            if other.program.arena_bytes <= self._arena.size:
+                                other.move(self._arena)
                     self._released = None
                 folder.remove()
-
-    def _rebind(self) -> None:
-        """Bind to where memory lies that was given back and taken again: elsewhere, on a device that isn't the host."""
-        if self.device.is_host:
-            return
-        for bound in self._bound:
-            bound.bind()
-        for other in self._others:
-            if other.program.arena_bytes <= self._arena.size:
-                other.move(self._arena)
 
     def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
@@ -401,9 +396,6 @@ class Trainer:
 
     def _array(self, name: str) -> np.ndarray:
         return self._store(name).array(name)
-
-    def _write(self, name: str, content: np.ndarray) -> None:
-        self._store(name).fill(name, content)
 
     @property
     def engines(self) -> tuple[Engine, ...]:

@@ -197,7 +197,7 @@ def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     session = memonger.Session(plan)
     for n in (*range(1, 10), 9, 1):
         assert session.run(_x(n))["y"].shape == (n, 6)
-    (executable,) = session._place()._bindings(session._model)
+    (executable,) = session._context()._bindings(session._model)
     assert [shapes[-1] for shapes, _ in executable._bindings] == [(8, 8), (9, 8), (1, 8)]
 
 

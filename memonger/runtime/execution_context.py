@@ -1,9 +1,10 @@
-"""Where loaded models run: arenas, each used by one run at a time, and given back to the system when nobody runs."""
+"""Execution contexts: arenas that loaded models run in, one run at a time, given back to the system in idle times."""
 
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 from memonger.devices import Device
@@ -54,8 +55,8 @@ class ExecutionContext:
         """Run a model here; see `memonger.Session.run`."""
         if not outputs:
             with self._lock:
-                for bound in () if self._is_released or model.is_closed else self._bound.get(model, ()):
-                    found = bound.run_fast(inputs, copy)
+                for executable in () if self._is_released or model.is_closed else self._bound.get(model, ()):
+                    found = executable.run_fast(inputs, copy)
                     if found is not None:
                         return found
         call = model.checked(inputs, outputs)
@@ -77,9 +78,8 @@ class ExecutionContext:
         """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
         with self._lock:
             if not self._is_released:
-                for bound in tuple(self._bound.values()):
-                    for one in bound:
-                        one.forget_results()
+                for executable in chain.from_iterable(tuple(self._bound.values())):
+                    executable.forget_results()
                 self.arena.discard()
                 self._is_released, self.touched = True, 0
                 if not self.arena.device.is_host:
