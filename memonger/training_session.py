@@ -15,7 +15,7 @@ from memonger.model import forward_model, lora
 from memonger.model.load import Source, load, load_as_is
 from memonger.planner.search_plan import search_plan
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding, bind_plan
+from memonger.runtime.executable import Executable, bind_plan
 from memonger.runtime.feeds import Feeds, in_place
 from memonger.runtime.padding import Padding
 from memonger.runtime.trainer import Trainer
@@ -26,12 +26,12 @@ class _Evaluation:
     """A forward model that was planned for evaluation.
 
     Attributes:
-        binding: What runs it.
+        executable: What runs it.
         source: The user's own model, if it is one: it is told from others by its identity.
         padding: What fills up smaller batches, made when it is first asked for.
     """
 
-    binding: Binding
+    executable: Executable
     source: Source | Model | None
     padding: Padding | None = None
 
@@ -90,7 +90,7 @@ class TrainingSession(Trainer):
         """
         self._check_whole()
         chosen = self._evaluation(model, inputs, averaged)
-        evaluation = chosen.binding
+        evaluation = chosen.executable
         self._has_outputs = False
 
         def run(given: Feeds) -> dict[str, np.ndarray]:
@@ -114,7 +114,7 @@ class TrainingSession(Trainer):
         if key not in self._evaluations:
             forward = self._forward if model is None else self._with_open_weights(model, shapes)
             self._evaluations[key] = _Evaluation(self._plan_evaluation(forward, averaged), model)
-            self._others.append(self._evaluations[key].binding)
+            self._others.append(self._evaluations[key].executable)
         found: _Evaluation = self._evaluations[key]
         return found
 
@@ -141,7 +141,7 @@ class TrainingSession(Trainer):
         if self._released is not None or not self.steps:
             raise SessionError("there are no averages before the first step, nor while the training state is released.")
 
-    def _plan_evaluation(self, forward: ir.Model | None, averaged: bool) -> Binding:
+    def _plan_evaluation(self, forward: ir.Model | None, averaged: bool) -> Executable:
         if forward is None:
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
         forward_model.to_inference_form(forward)

@@ -11,10 +11,9 @@ from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import RULES
 from memonger.autodiff.sums import Sums
 from memonger.errors import PlanError
-from memonger.graph.graph import read_values
 from memonger.ir.emitter import Emitter
 from memonger.ir.operators import facts, operator_name
-from memonger.ir.values import is_floating, static_shape
+from memonger.ir.values import is_floating, read_values, static_shape
 
 Finished = Callable[[ir.Value, ir.Value], None]
 

@@ -26,7 +26,7 @@ from memonger.ir.values import static_shape
 from memonger.model.load import load_as_is
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
-from memonger.runtime.binding import without_defaults
+from memonger.runtime.program import without_defaults
 from memonger.runtime.trainer import TYPES, Trainer
 
 STATE = "state: "

@@ -20,7 +20,8 @@ from memonger.files import write_whole
 from memonger.plan import Plan
 from memonger.runtime import state as states
 from memonger.runtime.arena import Arena
-from memonger.runtime.segments import Bucket, Segments
+from memonger.runtime.executable import Executable
+from memonger.runtime.partition import Bucket
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
 from memonger.words import option
@@ -33,7 +34,7 @@ class DistributedTrainingSession(TrainingSession):
     """A training session that is one of several ranks, started by ``torchrun``.
 
     Each rank takes its own batch of the size planned for. The gradients of a bucket are averaged over the ranks where
-    they lie in the arena, while the segments behind run. All ranks then update alike: N ranks with batches of B train
+    they lie in the arena, while the partitions behind run. All ranks then update alike: N ranks with batches of B train
     as one with a batch of N·B, up to rounding; where labels say what the loss is the mean over, only in plans made with
     ``accumulate``, else by the mean of the ranks' means, as PyTorch's DDP. Batch statistics are each rank's own; those
     of rank 0 are saved.
@@ -56,7 +57,7 @@ class DistributedTrainingSession(TrainingSession):
     Attributes:
         rank: This rank's number.
         size: How many ranks there are.
-        trace: Set to a `memonger.distributed.trace.Trace`, it notes when segments and collectives ran.
+        trace: Set to a `memonger.distributed.trace.Trace`, it notes when partitions and collectives ran.
 
     Raises:
         SessionError: the ranks' plans, weights or options differ, which names the ranks; the plan has no buckets; a
@@ -92,9 +93,9 @@ class DistributedTrainingSession(TrainingSession):
         )  # fmt: skip
         if where is None and not self.device.is_host:
             raise SessionError(f"{self._name} is for {self.device}: say so ({option('device', self.device.kind)}).")
-        self._between = _Between(self, self._bound[0])
+        self._between = _Between(self, self._bound[0], self._buckets)
         self._exchange = self._between
-        if self.size > 1 and not self._bound[0].buckets:
+        if self.size > 1 and not self._buckets:
             how = "buckets=memonger.Buckets()"
             raise SessionError(f"{self._name} is planned for one rank alone: for {self.size} plan it with {how}.")
         with self._guarded():
@@ -344,36 +345,37 @@ class DistributedTrainingSession(TrainingSession):
 
 
 class _Between:
-    """What a rank does between segments: begin collectives, wait for them, and have the mean loss known in time.
+    """What a rank does between partitions: begin collectives, wait for them, and have the mean loss known in time.
 
     Args:
         session: Whose.
-        bound: Its segments.
+        bound: Its step.
+        buckets: What ranks add up.
     """
 
-    def __init__(self, session: DistributedTrainingSession, bound: Segments) -> None:
+    def __init__(self, session: DistributedTrainingSession, bound: Executable, buckets: Sequence[Bucket]) -> None:
         self._session, self._engine = session, session._engine
-        self._bound = bound
-        self._after_loss = 1 + max(bound.segment_of(name) for name in session._roles[0].loss_parts)
+        self._bound, self._buckets = bound, buckets
+        self._after_loss = 1 + max(bound.partition_of(name) for name in session._roles[0].loss_parts)
         self._under_way: dict[int, Handle] = {}
         share = session._share is not None and session._roles[0].gradient_norm is None
-        self._ends = {n: self._ends_of(b) for n, b in enumerate(bound.buckets) if share and not b.is_mean}
+        self._ends = {n: self._ends_of(b) for n, b in enumerate(buckets) if share and not b.is_mean}
         self._loss = np.zeros(2)
         self._loss_handle: Handle | None = None
         self._over: Any = None  # of the trace: the segment that runs
 
-    def before(self, segment: int) -> None:
-        """See `memonger.runtime.segments.Exchange`."""
+    def before(self, partition: int) -> None:
+        """See `memonger.runtime.executable.Exchange`."""
         trace = self._session.trace
         if self._over is not None:
             self._over()
             self._over = None
-        if segment == 0:
+        if partition == 0:
             self._loss_handle = None
-        if segment == self._after_loss and self._loss_handle is None:
+        if partition == self._after_loss and self._loss_handle is None:
             self._send_loss()
-        for number, bucket in enumerate(self._bound.buckets):
-            if bucket.begin == segment:
+        for number, bucket in enumerate(self._buckets):
+            if bucket.begin == partition:
                 content = _elements_of(bucket, self._bound.arena)
                 over = trace.begin("collectives", f"bucket {number}, {content.nbytes} bytes") if trace else None
                 self._under_way[number] = (
@@ -383,11 +385,11 @@ class _Between:
                 )
                 if over is not None:
                     self._under_way[number].when_done(over)
-        for number, bucket in enumerate(self._bound.buckets):
-            if bucket.wait == segment:
+        for number, bucket in enumerate(self._buckets):
+            if bucket.wait == partition:
                 self._under_way.pop(number).wait()
-        if trace and segment < len(self._session.engines):
-            self._over = trace.begin("segments", f"segment {segment}")
+        if trace and partition < len(self._session.engines):
+            self._over = trace.begin("segments", f"segment {partition}")
 
     def _ends_of(self, bucket: Bucket) -> list[int]:
         """The element at which each rank's part of a bucket ends."""
@@ -414,7 +416,7 @@ class _Between:
             handle.wait()
 
     def give_up(self) -> None:
-        """See `memonger.runtime.segments.Exchange`."""
+        """See `memonger.runtime.executable.Exchange`."""
         self._over = None
         for number in sorted(self._under_way):
             self._under_way.pop(number).wait()

@@ -12,7 +12,7 @@ from memonger.graph import aliasing, costs
 from memonger.ir.marks import AGAIN
 from memonger.ir.operators import RANKS, WAIT, facts, operator_name
 from memonger.ir.parts import is_marked
-from memonger.ir.values import LARGEST, all_values, dense, nbytes, subgraphs
+from memonger.ir.values import LARGEST, all_values, dense, nbytes, read_values, subgraphs
 from memonger.shapes.folding import run_time_sized
 
 Pair = tuple[int, int]
@@ -344,19 +344,6 @@ def _growths(
 
 def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
-
-
-def read_values(node: ir.Node) -> list[ir.Value]:
-    """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
-    values = [v for v in node.inputs if v is not None]
-    pending = subgraphs(node)
-    while pending:
-        graph = pending.pop()
-        for inner in graph:
-            values.extend(v for v in inner.inputs if v is not None)
-            pending.extend(subgraphs(inner))
-        values.extend(graph.outputs)
-    return values
 
 
 def _reads_and_writes(

@@ -13,10 +13,11 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import Alias, Graph, needed_by, read_values
+from memonger.graph.graph import Alias, Graph, needed_by
 from memonger.ir.marks import AGAIN
 from memonger.ir.names import fresh
 from memonger.ir.training_roles import Training
+from memonger.ir.values import read_values
 
 OF_NODE = ("ops", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""

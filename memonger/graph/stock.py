@@ -12,9 +12,8 @@ import onnx_ir as ir
 from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import onnxruntime_bytes
 from memonger.graph import aliasing
-from memonger.graph.graph import read_values
 from memonger.ir.operators import operator_name
-from memonger.ir.values import dense, nbytes, static_shape
+from memonger.ir.values import dense, nbytes, read_values, static_shape
 
 _TAKES_INPUT = frozenset(
     {

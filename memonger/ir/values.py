@@ -119,6 +119,19 @@ def has_loop(model: ir.Model) -> bool:
     return any(node.op_type != "If" and subgraphs(node) for graph in graphs(model) for node in graph)
 
 
+def read_values(node: ir.Node) -> list[ir.Value]:
+    """What the node reads: its inputs, then what its subgraphs capture from outside, in a fixed order."""
+    values = [v for v in node.inputs if v is not None]
+    pending = subgraphs(node)
+    while pending:
+        graph = pending.pop()
+        for inner in graph:
+            values.extend(v for v in inner.inputs if v is not None)
+            pending.extend(subgraphs(inner))
+        values.extend(graph.outputs)
+    return values
+
+
 def graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The model's graph, then what `inner_graphs` finds in it."""
     yield model.graph

@@ -199,7 +199,7 @@ class _PersistentFeeds:
         """Have a run write its updates there; returns their names."""
         for name, value, array in self._outputs:
             assert value.dtype is not None
-            ort.bind_output(binding, name, value.dtype, array.shape, array.ctypes.data)
+            ort.bind_outputs(binding, [(name, value.dtype, array.shape, array.ctypes.data)])
         return frozenset(name for name, *_ in self._outputs)
 
 
@@ -257,7 +257,7 @@ def _seen(
     names = {str(node.name): node for node in model.graph}
     tensors = {k: v for run in last if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
     return CalibratingRun(
-        orders=frozenset(profile.executed_order(run, inner) for run in runs),
+        orders=frozenset(tuple(node.name for node in run if node.name not in inner) for run in runs),
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
         seconds=_seconds(runs[1:] or runs, inner) if device.is_host else None,

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.devices import CPU, Device
+from memonger.devices import CPU
 from memonger.errors import SessionError, system_checked
 from memonger.units import in_full
 
@@ -78,42 +78,50 @@ class DeviceArray:
         }  # fmt: skip
 
 
-class Arena(Protocol):
-    """A stretch of memory on a device.
+class Arena:
+    """A stretch of memory on a device; by itself of the process, page-aligned, taken from the system page by page.
 
     Attributes:
-        size: Bytes.
+        size: Bytes, zero until written.
         device: Where it lies.
         address: Where it begins there: for the object's life, on a CUDA device until `discard`.
+
+    Raises:
+        SessionError: there isn't as much.
     """
 
-    size: int
-    device: Device
-    address: int
+    def __init__(self, size: int) -> None:
+        try:
+            self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise SessionError(f"an arena of {size} bytes can't be allocated: {error}.") from error
+        self.size, self.device = size, CPU
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes, if the host has them."""
-        ...
+        view = np.frombuffer(self._map, dtype, count=math.prod(shape), offset=offset).reshape(shape)
+        return view.copy() if copy else view
 
     def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray | DeviceArray:
         """Numbers at an offset where they lie, for others to read and to write."""
-        ...
+        return self.read(offset, dtype, (count,), copy=False)
 
     def write(self, offset: int, content: np.ndarray) -> None:
         """Copy an array to an offset."""
-        ...
+        self.read(offset, content.dtype, content.shape, copy=False)[...] = content
 
     def copy_in(self, offset: int, source: int, size: int) -> None:
         """Copy bytes from another address of the same device."""
-        ...
+        ctypes.memmove(self.address + offset, source, size)
 
     def copy_out(self, offset: int, target: int, size: int) -> None:
         """Copy bytes to another address of the same device."""
-        ...
+        ctypes.memmove(target, self.address + offset, size)
 
     def fill(self, byte: int) -> None:
         """Set every byte; ``0xFF`` makes every float a NaN."""
-        ...
+        np.frombuffer(self._map, np.uint8)[:] = byte
 
     def save(self, path: Path) -> None:
         """Write every byte to a file.
@@ -142,11 +150,11 @@ class Arena(Protocol):
 
     def discard(self) -> None:
         """Give the memory back to the system; the content is lost."""
-        ...
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def take_again(self) -> None:
-        """Have memory again after `discard`; its content is zero."""
-        ...
+        """Have memory again after `discard`; its content is zero. Of the process the system gives it when touched."""
 
 
 def check_host_memory(arena: int, workspace: int) -> None:
@@ -172,52 +180,3 @@ def host_memory() -> int:
     info = Path("/proc/meminfo")
     swap = re.search(r"^SwapTotal: *([0-9]+) kB$", info.read_text() if info.is_file() else "", re.MULTILINE)
     return memory + (int(swap[1]) * 1024 if swap else 0)
-
-
-class HostArena(Arena):
-    """Anonymous memory of the process, page-aligned, zero until written, taken from the system page by page.
-
-    See `Arena`; the address stays as long as the object lives.
-    """
-
-    def __init__(self, size: int) -> None:
-        try:
-            self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:
-            raise SessionError(f"an arena of {size} bytes can't be allocated: {error}.") from error
-        self.size, self.device = size, CPU
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-
-    def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
-        """An array of what lies at an offset; with ``copy=False`` over the arena's own bytes."""
-        count = math.prod(shape)
-        view = np.frombuffer(self._map, dtype, count=count, offset=offset).reshape(shape)
-        return view.copy() if copy else view
-
-    def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> np.ndarray:
-        """An array over the arena's own bytes."""
-        return self.read(offset, dtype, (count,), copy=False)
-
-    def write(self, offset: int, content: np.ndarray) -> None:
-        """Copy an array to an offset."""
-        self.read(offset, content.dtype, content.shape, copy=False)[...] = content
-
-    def copy_in(self, offset: int, source: int, size: int) -> None:
-        """Copy bytes from another address of the process."""
-        ctypes.memmove(self.address + offset, source, size)
-
-    def copy_out(self, offset: int, target: int, size: int) -> None:
-        """Copy bytes to another address of the process."""
-        ctypes.memmove(target, self.address + offset, size)
-
-    def fill(self, byte: int) -> None:
-        """Set every byte; ``0xFF`` makes every float a NaN."""
-        np.frombuffer(self._map, np.uint8)[:] = byte
-
-    def discard(self) -> None:
-        """Give the pages back to the system; the content is zero again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def take_again(self) -> None:
-        """Nothing is to be done: the system gives pages again as they are touched."""

@@ -14,8 +14,10 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding, input_memory
+from memonger.runtime.binding import input_memory
 from memonger.runtime.engine import Engine
+from memonger.runtime.executable import Executable, LoadedPlan
+from memonger.runtime.partition import whole
 from memonger.runtime.program import SessionGroup, expose, program_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import LEND_ALL
@@ -72,9 +74,10 @@ def planned_values(
     group = SessionGroup(model, (0,), (program,))
     cuda = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(group, device, threads or plan.threads, False, cuda)
-    binding = Binding(program, engine, arena, inputs_at=input_memory([program], device))
-    binding.run(binding.checked(feeds))
-    found = binding.results({}, copy=True)
+    loaded = LoadedPlan(program, (whole(program),), (engine,))
+    executable = Executable(loaded, arena, inputs_at=input_memory([program], device))
+    executable.run(executable.checked(feeds))
+    found = executable.results({}, copy=True)
     return {name: found[copy] for name, copy in copies.items()}
 
 

@@ -37,9 +37,10 @@ class Engine:
             that onnxruntime runs the plan's nodes and no others, which it then runs in file order.
         cuda: How the CUDA provider is set up.
         graphs: Whether runs are captured as CUDA graphs: ``auto`` where it can be, ``on``, ``off``.
-        is_segment: Whether it is one of several that run one after the other: their threads sleep as soon as a run is
+        is_partition: Whether it is one of several that run one after the other: their threads sleep as soon as a run is
             over.
-        pool: Of a segment that was made before, on a CUDA device: workspace comes from there; None for one of its own.
+        pool: Of a partition's session that was made before, on a CUDA device: workspace comes from there; None for one
+            of its own.
         lending: Which weights it reads where they lie; None: it has copies of all.
         limit: What onnxruntime may take of the host's memory by itself; None: as much as it asks for.
 
@@ -66,12 +67,12 @@ class Engine:
         check_order: bool,
         cuda: Cuda | None = None,
         graphs: str = "off",
-        is_segment: bool = False,
+        is_partition: bool = False,
         pool: Any = None,
         lending: Lending | None = None,
         limit: ort.Limit | None = None,
     ) -> None:
-        self.members, self.programs, self.device = group.members, group.programs, device
+        self.programs, self.device = group.programs, device
         self.refused: str | None = None
         self.failed_at: int | None = None
         self._owner = os.getpid()
@@ -83,46 +84,45 @@ class Engine:
         self._notes = 0  # nodes of which the calling thread keeps notes in each run
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.SessionSettings(
-            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_segment=is_segment,
+            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_partition=is_partition,
             shares_workspace=device.is_host, lending=lending, limit=limit,
             pattern=not group.takes_any_shape and limit is None,
         )  # fmt: skip
         self.captures, self.why_not = False, self._unfit(graphs)
-        self._make(group, graphs)
-        self.hosted = frozenset() if device.is_host else self._hosted_inputs()
-        self._check_locations()
-        if self.captures and self.hosted:
-            self._give_up(group, f"input '{min(self.hosted)}' lies in the host's memory")
-        if graphs == "on" and not self.captures:
-            raise SessionError(f"CUDA graphs can't be used: {self.why_not}. Leave it to 'auto', or turn them 'off'.")
-        if not is_segment:
-            self.reserve()
-
-    def _make(self, group: SessionGroup, graphs: str) -> None:
-        """Make the session, with CUDA graphs if nothing speaks against them that is known by now."""
         if not self.why_not:
             try:
-                self.session = self._session(group, captures=True)
-                self.captures = True
-                return
+                self._make(group, captures=True)
             except SessionError as error:
                 if graphs == "on":
                     raise SessionError(f"CUDA graphs can't be used: {error}") from error
                 self.why_not = str(error)
-        self.session = self._session(group, captures=False)
+        if not self.captures:
+            self._make(group, captures=False)
+        self.hosted: frozenset[str] = frozenset()
+        if not device.is_host:
+            inputs = zip(self.session.get_inputs(), self.session.get_input_memory_infos(), strict=True)
+            self.hosted = frozenset(value.name for value, where in inputs if not device.owns(where.name))
+            self._check_locations()
+        if self.captures and self.hosted:
+            self.why_not = f"input '{min(self.hosted)}' lies in the host's memory"
+            self._make(group, captures=False)
+        if graphs == "on" and not self.captures:
+            raise SessionError(f"CUDA graphs can't be used: {self.why_not}. Leave it to 'auto', or turn them 'off'.")
+        if not is_partition:
+            self.reserve()
 
-    def _session(self, group: SessionGroup, captures: bool) -> Any:
+    session: Any
+
+    def _make(self, group: SessionGroup, captures: bool) -> None:
+        """Make the session."""
         self.close()
+        self.captures = False
         if not captures:
             self.pool = backend(self.device).pool() if self._joined is None else self._joined.join()
-        session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
+        self.session = ort.make_session(group.model, self.device, self._options, pool=self.pool, captures=captures)
+        self.captures = captures
         if self.pool is not None:
             self.pool.loaded()
-        return session
-
-    def _give_up(self, group: SessionGroup, why: str) -> None:
-        self.captures, self.why_not = False, why
-        self.session = self._session(group, captures=False)
 
     def _unfit(self, graphs: str) -> str:
         """What is known to stand against a captured run before the session is made."""
@@ -142,14 +142,8 @@ class Engine:
                 return f"output '{unplanned}' has no planned address"
         return ""
 
-    def _hosted_inputs(self) -> frozenset[str]:
-        inputs = zip(self.session.get_inputs(), self.session.get_input_memory_infos(), strict=True)
-        return frozenset(value.name for value, where in inputs if not self.device.owns(where.name))
-
     def _check_locations(self) -> None:
         """Every planned value is written where the arena lies: a copy at the run's end would overwrite others."""
-        if self.device.is_host:
-            return
         planned = {tensor.name for program in self.programs for tensor in program.planned}
         outputs = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
         for value, where in outputs:
@@ -165,7 +159,7 @@ class Engine:
         return max(program.workspace_bytes for program in self.programs)
 
     def reserve(self, at_once: int = 1) -> None:
-        """Take memory for workspace of as many runs; of segments the last one does it, when all weights are loaded."""
+        """Take memory for workspace of as many runs; of partitions the last does it, when all weights are loaded."""
         need = at_once * self.workspace_bytes
         if self._options.limit is not None:
             backend(self.device).reserve(self.session, self._options.limit.nbytes or 0, exactly=True)
@@ -173,14 +167,6 @@ class Engine:
             self.pool.reserve(need)
         else:
             backend(self.device).reserve(self.session, need)
-
-    def _cap(self) -> None:
-        """Workspace was measured for these plans, and all else is bound: more isn't to be had.
-
-        The first run may take more, and gives it back: an exhaustive search for convolution algorithms tries many.
-        """
-        if self.pool is not None and all(program.is_accounted for program in self.programs):
-            self.pool.cap()
 
     @property
     def unchecked(self) -> bool:
@@ -232,32 +218,30 @@ class Engine:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:  # pybind exceptions share no base class
             refused = self.pool.refused if self.pool is not None else None
-            self.failed_at = self._step_of(str(error))
-            refused = refused or self._beyond_limit(str(error))
+            named, order = _FAILED_NODE.search(str(error)), self.programs[0].order
+            node = named[1] if named is not None else "?"
+            self.failed_at = order.index(node) if node in order else None
+            refused = refused or self._beyond_limit(str(error), node)
             raise SessionError(refused or f"onnxruntime failed: {str(error).strip()}") from error
         if self.is_new:
             self.is_new = False
-            self._cap()
+            # Workspace was measured for these plans, and all else is bound: more isn't to be had. The first run may
+            # take more, and gives it back: an exhaustive search for convolution algorithms tries many.
+            if self.pool is not None and all(program.is_accounted for program in self.programs):
+                self.pool.cap()
         if self._notes:
             thread_records.count(self._notes)
 
-    def _beyond_limit(self, message: str) -> str | None:
+    def _beyond_limit(self, message: str, node: str) -> str | None:
         """What to say of a run that needed more than the limit; None of any other."""
         limit = self._options.limit
         if limit is None or limit.nbytes is None or "Available memory of" not in message:
             return None
-        node = _FAILED_NODE.search(message)
         return (
             "this run needs more memory than its limit: for what these inputs decide the size of, and for workspace, "
-            f"onnxruntime may take {in_full(limit.nbytes)}, and node '{node[1] if node else '?'}' asked for more. Plan "
+            f"onnxruntime may take {in_full(limit.nbytes)}, and node '{node}' asked for more. Plan "
             f"with a larger budget and such inputs ({option('budget', '4GiB')}, {option('inputs', FILE)})."
         )
-
-    def _step_of(self, message: str) -> int | None:
-        """The step whose node onnxruntime names as the one that failed."""
-        named = _FAILED_NODE.search(message)
-        order = self.programs[0].order
-        return order.index(named[1]) if named is not None and named[1] in order else None
 
     def _check_order(self, folder: ScratchFolder) -> None:
         """Compare the order of the first run that succeeded with the schedule."""
@@ -277,7 +261,7 @@ class Engine:
         foreign = {run.name for run in runs if run.provider not in ("", self.device.provider)}
         left_out = program.unordered | foreign
         planned = [name for name in program.order if name not in left_out]
-        executed = list(profile.executed_order(runs, left_out))
+        executed = [run.name for run in runs if run.name not in left_out]
         unknown = sorted(foreign - set(program.order) - program.unordered)
         if planned != executed or unknown:
             self.refused = order_message(planned, executed, unknown, self.device)

@@ -68,8 +68,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
     Raises:
         SessionError: an input is no tensor of a static shape; it has to be given.
     """
-    rng = np.random.default_rng(seed)
-    feeds = {}
+    rng, feeds = np.random.default_rng(seed), dict[str, np.ndarray]()
     for value in inputs:
         if not value.required:
             continue
@@ -79,20 +78,17 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
                 f"({option('inputs', FILE)})."
             )
         try:
-            feeds[value.name] = _random_array(rng, value.dtype, value.shape, value.fill)
+            if value.dtype == ir.DataType.STRING:
+                feeds[value.name] = np.full(value.shape, "", dtype=object)
+            elif value.dtype.is_floating_point():
+                feeds[value.name] = np.asarray(rng.standard_normal(value.shape)).astype(value.dtype.numpy())
+            else:
+                feeds[value.name] = np.full(value.shape, value.fill, value.dtype.numpy())
         except (ValueError, MemoryError) as error:
             raise SessionError(
                 f"no array of {list(value.shape)} can be made for input '{value.name}': {error}."
             ) from error
     return feeds
-
-
-def _random_array(rng: "np.random.Generator", dtype: ir.DataType, dims: tuple[int, ...], fill: int) -> np.ndarray:
-    if dtype == ir.DataType.STRING:
-        return np.full(dims, "", dtype=object)
-    if dtype.is_floating_point():
-        return np.asarray(rng.standard_normal(dims)).astype(dtype.numpy())
-    return np.full(dims, fill, dtype.numpy())
 
 
 def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
@@ -111,7 +107,8 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
     try:
-        return _constant(value, kind)
+        graph = ir.Graph([], [], nodes=[], name="constant", opset_imports={"": 21})
+        return _computed(graph, _constant_value(graph, value, kind), kind).get_outputs()[0]
     except Exception as error:  # numpy, onnx and onnxruntime each have their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SessionError(f"{type(value).__name__} can't be fed as {kind}: {reason}") from error
@@ -125,23 +122,19 @@ def in_place(feeds: Feeds, device: Device) -> dict[str, Feed]:
     """
     if not isinstance(feeds, Mapping):
         raise SessionError(f"tensors are given by name, as in {{'x': array}}, not as {type(feeds).__name__}.")
-    return {name: _in_place(name, feed, device) for name, feed in feeds.items()}
-
-
-def _in_place(name: str, feed: Feed, device: Device) -> Feed:
-    if type(feed) is np.ndarray or feed is None:
-        return feed
-    if isinstance(feed, np.ndarray):  # of a subclass, whose own rules for copies and masks don't count here
-        return feed.view(np.ndarray)
-    module = onnxruntime()
-    if not isinstance(feed, module.OrtValue):
-        if not hasattr(feed, "__dlpack_device__"):
-            return feed
-        feed = _from_dlpack(name, feed, device)
-    if device.is_host and is_on_device(feed):
-        where = feed.device_name().upper()
-        raise SessionError(f"'{name}' lies on a {where} device, and the session runs on {device}: copy it to the host.")
-    return feed
+    module, found = onnxruntime(), dict[str, Feed]()
+    for name, feed in feeds.items():
+        if isinstance(feed, np.ndarray):  # of a subclass too, whose own rules for copies and masks don't count here
+            found[name] = feed if type(feed) is np.ndarray else feed.view(np.ndarray)
+            continue
+        known = isinstance(feed, module.OrtValue) or not hasattr(feed, "__dlpack_device__")
+        found[name] = one = feed if known else _from_dlpack(name, feed, device)
+        if device.is_host and is_on_device(one):
+            where = one.device_name().upper()
+            raise SessionError(
+                f"'{name}' lies on a {where} device, and the session runs on {device}: copy it to the host."
+            )
+    return found
 
 
 def _from_dlpack(name: str, feed: Any, device: Device) -> Feed:
@@ -242,42 +235,31 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
     if value.is_tensor():
         try:
             return value.numpy()
-        except RuntimeError as error:  # a type that onnxruntime's Python has no array for
-            return _copied(value, str(error).strip())
+        except RuntimeError as error:  # a type that onnxruntime's Python has no array for, such as bfloat16
+            dtype, shape = ir.DataType(value.element_type()), tuple(value.shape())
+            if value.device_name() != "cpu" or dtype == ir.DataType.STRING or dtype.bitwidth < 8:
+                raise SessionError(f"an output can't be read as an array: {str(error).strip()}") from error
+            size = math.prod(shape) * dtype.bitwidth // 8
+            data = ctypes.string_at(value.data_ptr(), size) if size else b""
+            return np.frombuffer(bytearray(data), dtype.numpy()).reshape(shape)
     if kind is None:
         raise SessionError("a value without a type can't be read.")
     graph = ir.Graph([ir.Value(name="given", type=kind)], [], nodes=[], name="read", opset_imports={"": 21})
     result = _append(graph, ir.Node("", "Identity", [graph.inputs[0]]))
-    result.type = kind
-    graph.outputs.append(result)
-    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.SessionSettings(threads=1))
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("given", value)
-    binding.bind_output(str(result.name))
-    session.run_with_iobinding(binding)
-    return binding.copy_outputs_to_cpu()[0]
+    return _computed(graph, result, kind, value).copy_outputs_to_cpu()[0]
 
 
-def _copied(value: Any, reason: str) -> np.ndarray:
-    """A tensor on the host of a type such as bfloat16, as an array of its own."""
-    dtype, shape = ir.DataType(value.element_type()), tuple(value.shape())
-    if value.device_name() != "cpu" or dtype == ir.DataType.STRING or dtype.bitwidth < 8:
-        raise SessionError(f"an output can't be read as an array: {reason}")
-    size = math.prod(shape) * dtype.bitwidth // 8
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(bytearray(data), dtype.numpy()).reshape(shape)
-
-
-def _constant(value: Feed, kind: ir.TypeProtocol) -> Any:
-    graph = ir.Graph([], [], nodes=[], name="constant", opset_imports={"": 21})
-    result = _constant_value(graph, value, kind)
+def _computed(graph: ir.Graph, result: ir.Value, kind: ir.TypeProtocol, given: Any = None) -> Any:
+    """The binding of a run of a small graph, whose input ``given`` is, for one result."""
     result.name, result.type = "result", kind
     graph.outputs.append(result)
     session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.SessionSettings(threads=1))
     binding = session.io_binding()
+    if given is not None:
+        binding.bind_ortvalue_input("given", given)
     binding.bind_output("result")
     session.run_with_iobinding(binding)
-    return binding.get_outputs()[0]
+    return binding
 
 
 def _constant_value(graph: ir.Graph, value: Feed, kind: ir.TypeProtocol) -> ir.Value:
@@ -335,35 +317,23 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             f"{did_you_mean(str(unknown[0]), by_name)}"
         )
     for name, feed in feeds.items():
-        if isinstance(feed, np.ndarray):
-            _check_array(by_name[name], feed, where)
-        elif shape_of(feed) is not None:
-            _check_tensor(by_name[name], feed, where)
-        elif isinstance(by_name[name].kind, ir.TensorType):
-            raise SessionError(
-                f"input '{name}' is a tensor, and {type(feed).__name__} was given: make it an array (numpy.asarray) of "
-                f"{by_name[name].numpy or 'text'}."
+        value, (dtype, shape) = by_name[name], described(feed)
+        if shape is None:
+            if isinstance(value.kind, ir.TensorType):
+                raise SessionError(
+                    f"input '{name}' is a tensor, and {type(feed).__name__} was given: make it an array "
+                    f"(numpy.asarray) of {value.numpy or 'text'}."
+                )
+            continue
+        if value.shape is not None and shape != value.shape:
+            raise ShapeError(
+                f"input '{name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
+                f"Plan the model for that shape as well ({option('batch')}, {option('dims')}).",
             )
-
-
-def _check_tensor(value: Input, feed: Feed, where: str) -> None:
-    dtype, shape = described(feed)
-    _check_shape(value, shape or (), where)
-    if value.dtype is not None and dtype != value.dtype:
-        given = dtype.name if dtype is not None else "unknown"
-        raise SessionError(f"input '{value.name}' has type {given}; {where} takes {value.dtype.name}.")
-
-
-def _check_array(value: Input, feed: np.ndarray, where: str) -> None:
-    _check_shape(value, tuple(feed.shape), where)
-    if value.numpy is not None and feed.dtype != value.numpy:
-        advice = f"array.astype('{value.numpy}') makes it one"
-        raise SessionError(f"input '{value.name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")
-
-
-def _check_shape(value: Input, shape: tuple[int, ...], where: str) -> None:
-    if value.shape is not None and shape != value.shape:
-        raise ShapeError(
-            f"input '{value.name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
-            f"Plan the model for that shape as well ({option('batch')}, {option('dims')}).",
-        )
+        if not isinstance(feed, np.ndarray):
+            if value.dtype is not None and dtype != value.dtype:
+                given = dtype.name if dtype is not None else "unknown"
+                raise SessionError(f"input '{name}' has type {given}; {where} takes {value.dtype.name}.")
+        elif value.numpy is not None and feed.dtype != value.numpy:
+            advice = f"array.astype('{value.numpy}') makes it one"
+            raise SessionError(f"input '{name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")

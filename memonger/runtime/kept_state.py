@@ -5,7 +5,7 @@ With ranges of sizes a state has the shape of its output afterwards: a cache gro
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,12 +14,9 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.model.kept_state import next_sizes, places
-from memonger.runtime import feeds as feeding
-from memonger.runtime.arena import Arena, ArenaTensor
-from memonger.runtime.binding import Binding
-from memonger.runtime.engine import Engine
+from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.binding import Persistent
 from memonger.runtime.program import Program
-from memonger.runtime.ranged import RangedBinding, RangedProgram
 from memonger.runtime.store import Store
 from memonger.shapes.ranges import DimRange, own
 from memonger.shapes.shaping import Shape
@@ -39,12 +36,13 @@ class KeptState:
         program: Of the plan; with ranges of sizes at the largest of them.
         state: Input → the output that is its content in the next run.
         device: Where.
-        ranged: Of a plan for ranges of sizes, else None.
+        ranges: Of a plan for ranges of sizes, those.
 
     Attributes:
         state: The same.
         sizes: Of its dimensions with a range, by name, as far as what is kept decides them.
         grows: Whether a run leaves it longer than it was.
+        turns: 2 where buffers swap, else 1: even and odd runs are bound to other addresses.
         nbytes: Bytes of all buffers.
 
     Raises:
@@ -52,67 +50,49 @@ class KeptState:
     """
 
     def __init__(
-        self, program: Program, state: Mapping[str, str], device: Device, ranged: RangedProgram | None = None
+        self, program: Program, state: Mapping[str, str], device: Device, ranges: Mapping[str, DimRange] = _NONE
     ) -> None:
-        self.state, self._ranged = dict(state), ranged
-        self._ranges: Mapping[str, DimRange] = {} if ranged is None else ranged.ranges
-        self._axes = places(state, self._ranges)
-        self._tensors = {value.name: _tensor(value) for value in program.inputs if value.name in state}
+        self.state, self._ranges, self._axes = dict(state), ranges, places(state, ranges)
+        self._tensors = dict[str, ArenaTensor]()
+        for value in program.inputs:
+            if value.name in state:
+                if value.shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+                    raise SessionError(f"input '{value.name}' can't be kept: it is no tensor of a known size.")
+                self._tensors[value.name] = ArenaTensor(value.name, value.dtype, value.shape)
         self.in_place = {old: new for old, new in state.items() if new in program.replacing}
         self._once = {old for old, new in state.items() if new in program.replacing | program.growing}
         self._own = Store([self._tensors[name] for name in self._tensors if name in self._once], device)
         swapped = [tensor for name, tensor in self._tensors.items() if name not in self._once]
         self._buffers = Store(swapped, device), Store(swapped, device)
+        self.turns = 2 if swapped else 1
         self.nbytes = self._own.nbytes + 2 * self._buffers[0].nbytes
         self._turn, self._is_torn, self._lock = 0, False, threading.RLock()
-        self._least, self.grows = self._beginning(program)
-        self.sizes: Mapping[str, int] = self._least
-
-    def _beginning(self, program: Program) -> tuple[dict[str, int], bool]:
-        """The sizes of an empty state: the smallest of those that grow, and of those that no other input has.
-
-        And whether any grows.
-        """
-        given = {value.name for value in program.inputs} - self.state.keys()
+        given = {value.name for value in program.inputs} - state.keys()
         names = {name for of_input in self._axes.values() for name in of_input.values()}
-        free = {name for name in names if any(place.rpartition("[")[0] in given for place in self._ranges[name].places)}
+        free = {name for name in names if any(place.rpartition("[")[0] in given for place in ranges[name].places)}
         after = self._after(program, {value.name: value.shape for value in program.inputs}) if names else {}
-        grown = {name for name in names if after[name] != self._ranges[name].most}
-        return {name: self._ranges[name].least for name in sorted(grown | (names - free))}, bool(grown)
+        grown = {name for name in names if after[name] != ranges[name].most}
+        self.grows = bool(grown)
+        # An empty state has the smallest sizes of those that grow, and of those that no other input has.
+        self._least = {name: ranges[name].least for name in sorted(grown | (names - free))}
+        self.sizes: Mapping[str, int] = self._least
+        self._next: Mapping[str, int] = self._least
 
-    def bind(self, program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> "StatefulBinding":
-        """The program bound in an arena, with its state where it lies."""
-        turns = (0, 1) if self._buffers[0].tensors else (0,)
-        if self._ranged is None:
-            bound = [
-                Binding(program, engine, arena, **self._bound(program, turn), inputs_at=inputs_at) for turn in turns
-            ]
-            return StatefulBinding(self, bound)
-        return StatefulBinding(
-            self, [RangedBinding(self._ranged, engine, arena, _StateTurn(self, turn)) for turn in turns]
-        )
-
-    def _bound(self, program: Program, turn: int) -> dict[str, Any]:
-        """What a binding of a program is told of the state."""
+    def persistent(self, program: Program, turn: int) -> Persistent:
+        """For a binding of a program at one turn of the buffers what persists, and where."""
         before = {value.name: value.shape for value in program.inputs}
         after = {old: program.output_shapes.get(new) for old, new in self.state.items()}
         own, other, last = self._own, self._buffers[turn], self._buffers[1 - turn]
         fixed = {name: store for store in (_part(own, before), _part(other, before)) for name in store.tensors}
         targets = {name: store for store in (_part(own, after), _part(last, after)) for name in store.tensors}
         written = {new: (targets[old], old) for old, new in self.state.items() if old not in self.in_place}
-        return {"fixed": fixed, "updates": self.in_place, "written": written}
+        return Persistent(fixed, updates=self.in_place, written=written)
 
-    def step(
-        self,
-        pick: Callable[[int], Binding | None],
-        run: Callable[[Binding], Found],
-        given: Mapping[str, Any] = _NONE,
-    ) -> Found | None:
+    def step(self, run: Callable[[int], Found | None], given: Mapping[str, Any] = _NONE) -> Found | None:
         """Run once: the state is the next one afterwards, or the same as before where the run failed.
 
         Args:
-            pick: Gives the binding of a turn of the buffers; None where nothing is to run.
-            run: Runs a binding; None where nothing has run.
+            run: Runs at a turn of the buffers, and says so before by `begin`; None where nothing has run.
             given: What the run reads in place of what is kept, by the inputs' names; what it replaces is held until
                 the run has succeeded.
 
@@ -122,38 +102,50 @@ class KeptState:
         """
         with self._lock:
             if given:
-                before = self._replaced(given)
+                arrays = {name: np.asarray(array) for name, array in given.items()}
+                self._sizes_of(arrays)
+                before = {name: np.array(self._content(name, self.sizes).array(name)) for name in arrays}
+                sizes, was_torn = self.sizes, self._is_torn
+                self.take(arrays)
                 try:
-                    return self.step(pick, run)
+                    return self.step(run)
                 except BaseException:
-                    self._put_back(*before)
+                    is_whole = self.in_place.keys() <= before.keys()
+                    self.sizes, self._is_torn = sizes, was_torn or (self._is_torn and not is_whole)
+                    for name, array in before.items():
+                        self._content(name, sizes).fill(name, array)
                     raise
             self._check_whole()
-            binding = pick(self._turn)
-            if binding is None:
-                return None
-            sizes = self._checked(binding.program) if self._ranges else _NONE
-            self._is_torn = bool(self.in_place)
-            found = run(binding)
+            found = run(self._turn)
             if found is not None:
-                self._turn, self.sizes = 1 - self._turn, sizes
+                self._turn, self.sizes = (self._turn + 1) % self.turns, self._next
             self._is_torn = False
             return found
 
-    def _replaced(self, given: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], Mapping[str, int], bool]:
-        """Take over some inputs; returns what to give `_put_back` where that was wrong."""
-        arrays = {name: np.asarray(array) for name, array in given.items()}
-        self._sizes_of(arrays)
-        before = {name: np.array(self._content(name, self.sizes).array(name)) for name in arrays}
-        sizes, was_torn = self.sizes, self._is_torn
-        self.take(arrays)
-        return before, sizes, was_torn
+    def begin(self, program: Program) -> None:
+        """Say that a run of a program is next.
 
-    def _put_back(self, before: Mapping[str, np.ndarray], sizes: Mapping[str, int], was_torn: bool) -> None:
-        is_whole = self.in_place.keys() <= before.keys()
-        self.sizes, self._is_torn = sizes, was_torn or (self._is_torn and not is_whole)
-        for name, array in before.items():
-            self._content(name, sizes).fill(name, array)
+        Raises:
+            SessionError: the state would be larger than its range.
+        """
+        if self._ranges:
+            inputs = {value.name: value.shape for value in program.inputs}
+            sizes = self._after(program, inputs)
+            for name, size in sizes.items():
+                if size not in self._ranges[name]:
+                    raise SessionError(
+                        f"after this run '{name}' of the state would be {size}, and the plan is for "
+                        f"{self._ranges[name]}: nothing has run. Give less at once, begin anew (reset_state()), or "
+                        "plan for a larger range."
+                    )
+            for old in self._once:
+                before, after = inputs[old] or (), program.output_shapes[self.state[old]] or ()
+                if before != after and (old in self.in_place or not _is_longer(before, after)):
+                    raise SessionError(
+                        f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}."
+                    )
+            self._next = sizes
+        self._is_torn = bool(self.in_place)
 
     def sizes_with(self, given: Mapping[str, Any]) -> Mapping[str, int]:
         """The sizes of the state once some inputs are taken over.
@@ -170,24 +162,6 @@ class KeptState:
             return next_sizes(inputs, program.output_shapes, self.state, self._axes)
         except ValueError as error:
             raise SessionError(str(error)) from error
-
-    def _checked(self, program: Program) -> dict[str, int]:
-        """The sizes after a run of a program, once it was checked that they may be kept."""
-        inputs = {value.name: value.shape for value in program.inputs}
-        sizes = self._after(program, inputs)
-        for name, size in sizes.items():
-            if size not in self._ranges[name]:
-                raise SessionError(
-                    f"after this run '{name}' of the state would be {size}, and the plan is for {self._ranges[name]}: "
-                    "nothing has run. Give less at once, begin anew (reset_state()), or plan for a larger range."
-                )
-        for old in self._once:
-            before, after = inputs[old] or (), program.output_shapes[self.state[old]] or ()
-            if before != after and (old in self.in_place or not _is_longer(before, after)):
-                raise SessionError(
-                    f"'{old}' is written where it lies, and can't become {list(after)} from {list(before)}."
-                )
-        return sizes
 
     def _check_whole(self) -> None:
         if self._is_torn:
@@ -238,8 +212,10 @@ class KeptState:
                 for axis, dim in enumerate(array.shape)
             )
             if array.dtype != tensor.dtype.numpy() or not fits:
+                texts = {axis: f"{dim} {self._ranges[dim]}" for axis, dim in axes.items()}
+                dims = [texts.get(axis, str(dim)) for axis, dim in enumerate(tensor.shape)]
                 raise SessionError(
-                    f"state '{name}' is {tensor.dtype.numpy()}[{self._shape_text(name)}], what was given is "
+                    f"state '{name}' is {tensor.dtype.numpy()}[{', '.join(dims)}], what was given is "
                     f"{array.dtype}{list(array.shape)}."
                 )
             for axis, dim in axes.items():
@@ -253,13 +229,6 @@ class KeptState:
                 raise SessionError(f"'{wrong}' would be another in '{name}', which isn't given: give all of the state.")
         return {**self.sizes, **sizes}
 
-    def _shape_text(self, name: str) -> str:
-        axes = self._axes[name]
-        return ", ".join(
-            f"{axes[axis]} {self._ranges[axes[axis]]}" if axis in axes else str(dim)
-            for axis, dim in enumerate(self._tensors[name].shape)
-        )
-
     def reset(self) -> None:
         """Zeros in all of it, and none of what grows."""
         with self._lock:
@@ -269,69 +238,6 @@ class KeptState:
                 content = self._content(name, most)
                 if math.prod(content.tensors[name].shape):
                     content.fill(name, np.zeros((), tensor.dtype.numpy()))
-
-
-class _StateTurn:
-    """A state at one turn of its buffers: see `memonger.runtime.ranged.Persisting`."""
-
-    def __init__(self, kept: KeptState, turn: int) -> None:
-        self._kept, self._turn, self.grows = kept, turn, kept.grows
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Of its dimensions with a range."""
-        return self._kept.sizes
-
-    def bound(self, program: Program) -> Mapping[str, Any]:
-        """What a binding of a program is told of it."""
-        return self._kept._bound(program, self._turn)
-
-
-class StatefulBinding:
-    """A plan with a state bound to addresses: what `Binding` is to others."""
-
-    def __init__(self, kept: KeptState, bindings: Sequence[Binding | RangedBinding]) -> None:
-        self._kept, self._bindings, self._last = kept, bindings, bindings[0]
-
-    @property
-    def arena(self) -> Arena:
-        """Where it runs."""
-        return self._last.arena
-
-    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] = _NONE) -> None:
-        """Run once; `results` gives what came out. Inputs that are state replace what is kept."""
-        given = {name: feed for name, feed in inputs.items() if name in self._kept.state}
-        rest = {name: feed for name, feed in inputs.items() if name not in given} if given else inputs
-
-        def pick(turn: int) -> Binding:
-            one = self._bindings[turn % len(self._bindings)]
-            return one if isinstance(one, Binding) else one.at(rest)
-
-        def run(binding: Binding) -> Binding:
-            binding.run(rest, targets)
-            return binding
-
-        self._last = self._kept.step(pick, run, given) or self._last
-
-    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
-        """See `memonger.runtime.binding.Binding.run_plain`; None as well where a state is given."""
-        if not self._kept.state.keys().isdisjoint(inputs):
-            return None
-
-        def pick(turn: int) -> Binding | None:
-            one = self._bindings[turn % len(self._bindings)]
-            return one if isinstance(one, Binding) else one.bound(inputs)
-
-        return self._kept.step(pick, lambda binding: binding.run_plain(inputs, copy))
-
-    def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """The outputs of the last run by name, but for the state."""
-        return self._last.results(targets, copy)
-
-    def forget_results(self) -> None:
-        """Let go what the last run left that onnxruntime allocated."""
-        for binding in self._bindings:
-            binding.forget_results()
 
 
 def _is_longer(before: Shape, after: Shape) -> bool:
@@ -347,9 +253,3 @@ def _part(store: Store, shapes: Mapping[str, Shape | None]) -> Store:
         ArenaTensor(name, tensor.dtype, shapes.get(name) or tensor.shape, tensor.offset)
         for name, tensor in store.tensors.items()
     )
-
-
-def _tensor(value: feeding.Input) -> ArenaTensor:
-    if value.shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
-        raise SessionError(f"input '{value.name}' can't be kept: it is no tensor of a known size.")
-    return ArenaTensor(value.name, value.dtype, value.shape)

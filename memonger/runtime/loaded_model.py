@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,19 @@ from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena
 from memonger.runtime.as_written import check_as_written
-from memonger.runtime.binding import Binding, input_memory
-from memonger.runtime.chunked import ChunkedBinding, Chunks, cut_up, is_chunked
+from memonger.runtime.binding import input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.kept_state import KeptState, StatefulBinding
+from memonger.runtime.executable import Executable, LoadedPlan, load_cut
+from memonger.runtime.kept_state import KeptState
 from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
+from memonger.runtime.partition import cut_chunks, is_chunked, whole
 from memonger.runtime.program import Program, SessionGroup, group_plans
-from memonger.runtime.ranged import RangedBinding, RangedProgram
+from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.weights import Lending
 from memonger.shapes.ranges import described
 from memonger.shapes.shaping import Shape
 from memonger.words import option
-
-Bound = Binding | ChunkedBinding | RangedBinding | StatefulBinding
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +100,31 @@ class LoadedModel:
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
         self._is_limited = held is not None
 
-        def make_engine(group: SessionGroup, is_segment: bool) -> Engine:
-            graphs = "off" if is_segment else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_segment, None, lending, held)
+        def make_engine(group: SessionGroup, is_partition: bool) -> Engine:
+            graphs = "off" if is_partition else cuda_graph
+            return Engine(group, device, threads, check_order, settings, graphs, is_partition, None, lending, held)
 
         for plan in plans if check_order else ():
             check_as_written(plan, device)
         with making_sessions():
-            self._runners = _runners(plans, device, make_engine)
-        self.programs = tuple(_without(runner.program, state or {}) for runner in self._runners)
-        self.kept = _kept(self._runners[0], state, device) if state else None
+            self._loaded = _loaded(plans, device, make_engine)
+        first, given = self._loaded[0], state or {}
+        self.programs = tuple(
+            replace(one.program, inputs=tuple(value for value in one.program.inputs if value.name not in given))
+            for one in self._loaded
+        )
+        self.kept: KeptState | None = None
+        if given and first.ranged is None:
+            self.kept = KeptState(first.program, given, device)
+        elif given and first.ranged is not None:
+            self.kept = KeptState(first.ranged.largest(), given, device, first.ranged.ranges)
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
-        ranged = {index: one.ranged for index, one in enumerate(self._runners) if one.ranged is not None}
-        self._padding = _padding(plans, self.programs, ranged) if pad else None
+        self._padding: Padding | None = None
+        ranged = {index: one.ranged for index, one in enumerate(self._loaded) if one.ranged is not None}
+        if pad:
+            draws = any(facts(node).random for plan in plans for node in plan.model.graph)
+            self._padding = Padding(self.programs, [plan.batch for plan in plans], ranged, is_tried=not draws)
         for one in ranged.values():
             one.offers_filling = not pad and not state
         if at_once > 1:
@@ -124,20 +133,17 @@ class LoadedModel:
     @property
     def engines(self) -> tuple[Engine, ...]:
         """What runs the plans, each once."""
-        return tuple(dict.fromkeys(engine for runner in self._runners for engine in runner.engines))
+        return tuple(dict.fromkeys(engine for one in self._loaded for engine in one.engines))
 
     def reserve(self) -> None:
         """Take memory of the host for workspace: again after it was given back."""
         if self.device.is_host:
             max(self.engines, key=lambda engine: engine.workspace_bytes).reserve(self._at_once)
 
-    def bind(self, arena: Arena) -> list[Bound]:
+    def bind(self, arena: Arena) -> list[Executable]:
         """Each plan bound into one arena: what one run at a time needs."""
         memory = input_memory(self.programs, self.device)
-        if self.kept is not None:
-            (runner,) = self._runners
-            return [self.kept.bind(runner.program, runner.engines[0], arena, memory)]
-        return [runner.bind(arena, memory) for runner in self._runners]
+        return [Executable(one, arena, kept=self.kept, inputs_at=memory) for one in self._loaded]
 
     def checked(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None) -> Call:
         """A run, checked before anything of it happens.
@@ -155,18 +161,21 @@ class LoadedModel:
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            program = self.programs[index] if smaller is not None else self._program(index, inputs, state)
+            program, ranged = self.programs[index], self._loaded[index].ranged
+            if smaller is None and ranged is not None:
+                sizes = self.kept.sizes_with(state) if self.kept is not None else {}
+                program = ranged.at(ranged.key(inputs, sizes))
             _check_targets(program, targets, smaller.outputs if smaller is not None else None)
-        for engine in self._runners[index].engines:
+        for engine in self._loaded[index].engines:
             engine.check_usable()
         return Call(index, smaller, {**inputs, **state}, targets, given)
 
     def alone(self, call: Call) -> AbstractContextManager[object]:
         """What no other run may enter meanwhile, where the order of this one is compared with the plan."""
-        unchecked = any(engine.unchecked for engine in self._runners[call.plan].engines)
+        unchecked = any(engine.unchecked for engine in self._loaded[call.plan].engines)
         return self._first_run if unchecked else nullcontext()
 
-    def run(self, call: Call, bound: Sequence[Bound], copy: bool) -> dict[str, Any]:
+    def run(self, call: Call, bound: Sequence[Executable], copy: bool) -> dict[str, Any]:
         """Run what was checked; see `memonger.Session.run`.
 
         Args:
@@ -189,7 +198,7 @@ class LoadedModel:
         return {**results, **call.given}
 
     def _run(
-        self, index: int, bound: Sequence[Bound], inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
+        self, index: int, bound: Sequence[Executable], inputs: feeding.Feeds, outputs: Mapping[str, Any], copy: bool
     ) -> dict[str, Any]:
         bound[index].run(inputs, outputs)
         results = bound[index].results(outputs, copy)
@@ -209,26 +218,23 @@ class LoadedModel:
                     raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
                 raise
             return 0
-        for index, runner in enumerate(self._runners):
-            if _fits(self.programs[index], inputs) if runner.ranged is None else runner.ranged.takes(inputs):
-                feeding.check_feeds(self.programs[index].inputs, inputs, "the model")
+        for index, one in enumerate(self._loaded):
+            program = self.programs[index]
+            shapes = ((value.shape, feeding.shape_of(inputs.get(value.name))) for value in program.inputs)
+            fits = all(None in pair or pair[0] == pair[1] for pair in shapes)
+            if fits if one.ranged is None else one.ranged.takes(inputs):
+                feeding.check_feeds(program.inputs, inputs, "the model")
                 return index
         given = {name: list(feeding.shape_of(feed) or ()) for name, feed in inputs.items()}
         planned = [
-            str({v.name: list(v.shape or ()) for v in runner.program.inputs})
-            if runner.ranged is None
-            else f"{{{described(runner.ranged.ranges)}}}"
-            for runner in self._runners
+            str({v.name: list(v.shape or ()) for v in one.program.inputs})
+            if one.ranged is None
+            else f"{{{described(one.ranged.ranges)}}}"
+            for one in self._loaded
         ]
         raise SessionError(
             f"no plan was made for the input shapes {given}; there are plans for [{', '.join(planned)}]."
         )
-
-    def _program(self, index: int, inputs: feeding.Feeds, state: Mapping[str, Any]) -> Program:
-        """The program that runs these inputs: of a plan for ranges of sizes that of their sizes."""
-        ranged = self._runners[index].ranged
-        kept = self.kept.sizes_with(state) if self.kept is not None else {}
-        return self.programs[index] if ranged is None else ranged.at(ranged.key(inputs, kept))
 
     def check_open(self) -> None:
         """Check that it isn't closed.
@@ -246,80 +252,24 @@ class LoadedModel:
             engine.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    """What runs one plan: its program, its onnxruntime sessions, and a function that binds it into an arena.
-
-    ``ranged`` has the programs of a plan for ranges of sizes, of which ``program`` is that of the largest.
-    """
-
-    program: Program
-    engines: tuple[Engine, ...]
-    bind: Callable[[Arena, Arena | None], Bound]
-    ranged: RangedProgram | None = None
-
-
-def _runners(
+def _loaded(
     plans: Sequence[Plan], device: Device, make_engine: Callable[[SessionGroup, bool], Engine]
-) -> tuple[_Runner, ...]:
+) -> tuple[LoadedPlan, ...]:
     """What runs each plan. Those with chunks, and for ranges, have sessions of their own; the others share them."""
-    found: dict[int, _Runner] = {}
+    found: dict[int, LoadedPlan] = {}
     for index, plan in enumerate(plans):
         if plan.ranges:
-            found[index] = _of_ranges(plan, make_engine)
+            ranged = RangedProgram(plan)
+            engine = make_engine(ranged.group(plan), False)
+            found[index] = LoadedPlan(ranged.base, (whole(ranged.base),), (engine,), ranged)
         elif device.is_host and is_chunked(plan):
-            found[index] = _of_chunks(cut_up(plan), make_engine)
-    plain = [index for index in range(len(plans)) if index not in found]
-    for group in group_plans([plans[index] for index in plain]):
+            found[index] = load_cut(cut_chunks(plan), lambda group, _: make_engine(group, True))
+    rest = [index for index in range(len(plans)) if index not in found]
+    for group in group_plans([plans[index] for index in rest]):
         engine = make_engine(group, False)
         for member, program in zip(group.members, group.programs, strict=True):
-            found[plain[member]] = _Runner(program, (engine,), partial(_bound, program, engine))
+            found[rest[member]] = LoadedPlan(program, (whole(program),), (engine,))
     return tuple(found[index] for index in range(len(plans)))
-
-
-def _kept(runner: _Runner, state: Mapping[str, str], device: Device) -> KeptState:
-    """What is kept of a plan's state."""
-    if runner.ranged is None:
-        return KeptState(runner.program, state, device)
-    return KeptState(runner.ranged.largest(), state, device, runner.ranged)
-
-
-def _without(program: Program, state: Mapping[str, str]) -> Program:
-    """A program whose caller gives no state."""
-    return replace(program, inputs=tuple(value for value in program.inputs if value.name not in state))
-
-
-def _of_chunks(chunks: Chunks, make_engine: Callable[[SessionGroup, bool], Engine]) -> _Runner:
-    """What runs a plan with chunks; of these it keeps no model, as their weights are onnxruntime's."""
-    program, steps, constants = chunks.program, chunks.steps, chunks.constants
-    engines = tuple(make_engine(group, True) for group in chunks.groups)
-    engines[-1].reserve()
-    return _Runner(program, engines, lambda arena, _: ChunkedBinding(program, steps, engines, arena, constants))
-
-
-def _of_ranges(plan: Plan, make_engine: Callable[[SessionGroup, bool], Engine]) -> _Runner:
-    """What runs a plan for ranges of sizes."""
-    ranged = RangedProgram(plan)
-    engine = make_engine(ranged.group(plan), False)
-    return _Runner(ranged.base, (engine,), lambda arena, _: RangedBinding(ranged, engine, arena), ranged)
-
-
-def _bound(program: Program, engine: Engine, arena: Arena, inputs_at: Arena | None) -> Binding:
-    return Binding(program, engine, arena, inputs_at=inputs_at)
-
-
-def _padding(plans: Sequence[Plan], programs: Sequence[Program], ranged: Mapping[int, RangedProgram]) -> Padding:
-    """What fills up inputs for these plans."""
-    draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-    return Padding(programs, [plan.batch for plan in plans], ranged, is_tried=not draws)
-
-
-def _fits(program: Program, inputs: feeding.Feeds) -> bool:
-    return all(
-        value.shape is None or feeding.shape_of(inputs[value.name]) == value.shape
-        for value in program.inputs
-        if feeding.shape_of(inputs.get(value.name)) is not None
-    )
 
 
 def _copied(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -73,7 +73,7 @@ class SessionSettings:
         lending: Which weights the session is given beside the model, in memory that then lives as long as the session;
             None: none. `LEND_ALL` is right for a session that is soon gone: it is spared the message.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
-        is_segment: The session is one of several that run one after the other: no thread of one spins while the next
+        is_partition: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
         shares_workspace: Workspace on the host comes from the allocator that all such sessions of the process share.
         limit: It comes from one of the session's own instead, with a maximum; None: it doesn't.
@@ -90,7 +90,7 @@ class SessionSettings:
     dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
     lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
-    is_segment: bool = False
+    is_partition: bool = False
     shares_workspace: bool = False
     limit: Limit | None = None
 
@@ -124,42 +124,32 @@ def make_session(
     settings = session_options(options)
     backend(device).configure(settings, options.cuda, captures)
     providers = backend(device).providers(options.cuda, pool, captures)
-    if options.shares_workspace or options.limit is not None:
-        with _allocators.lock:
-            allocator = _allocators.register(options.limit)
-            session = _make(model, device, options, settings, providers, pool)
-            session.memonger_allocator = allocator  # so that it is shrunk as long as the session lives
-            return session
-    return _make(model, device, options, settings, providers, pool)
-
-
-def _make(
-    model: ir.Model | weights.Message | Path,
-    device: Device,
-    options: SessionSettings,
-    settings: Any,
-    providers: list[Any],
-    pool: Any,
-) -> Any:  # fmt: skip
-    if isinstance(model, Path):
-        return _create(str(model), settings, device, providers)
-    message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
-    lent = {name: held.value for name, held in message.lent.items()}
-    for name, value in lent.items() if message.is_shared else ():
-        settings.add_initializer(name, value)
-    if lent and not message.is_shared:
-        settings.add_external_initializers(list(lent), list(lent.values()))
-    if message.folder is not None:
-        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", message.folder)
-    try:
-        session = _create(message.data, settings, device, providers)
-    except SessionError as error:
-        if pool is not None and pool.refused is not None:
-            raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
-        raise
-    session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
-    session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen here
-    return session
+    is_shared = options.shares_workspace or options.limit is not None
+    with _allocators.lock if is_shared else nullcontext():
+        allocator = _allocators.register(options.limit) if is_shared else None
+        if isinstance(model, Path):
+            session = _create(str(model), settings, device, providers)
+        else:
+            message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
+            lent = {name: held.value for name, held in message.lent.items()}
+            for name, value in lent.items() if message.is_shared else ():
+                settings.add_initializer(name, value)
+            if lent and not message.is_shared:
+                settings.add_external_initializers(list(lent), list(lent.values()))
+            if message.folder is not None:
+                settings.add_session_config_entry(
+                    "session.model_external_initializers_file_folder_path", message.folder
+                )
+            try:
+                session = _create(message.data, settings, device, providers)
+            except SessionError as error:
+                if pool is not None and pool.refused is not None:
+                    raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
+                raise
+            session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
+            session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen
+        session.memonger_allocator = allocator  # so that it is shrunk as long as the session lives
+        return session
 
 
 def _create(model: str | bytes, settings: Any, device: Device, providers: list[Any]) -> Any:
@@ -175,7 +165,7 @@ def _create(model: str | bytes, settings: Any, device: Device, providers: list[A
 RUN_ONCE: Mapping[str, str] = MappingProxyType({"session.intra_op.allow_spinning": "0"})
 """Config entries for a session that runs once or twice: else each of its threads spins for 40 ms once it is made."""
 
-_OF_SEGMENTS = {"session.force_spinning_stop": "1"}
+_OF_PARTITIONS = {"session.force_spinning_stop": "1"}
 _SHARING = {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"}
 """Workspace from the allocator of all, weights not: what stays mustn't lie in a region that is to be given back."""
 
@@ -261,8 +251,8 @@ class _Shrinker:
         self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
         self._session = make_session(copying_model(), CPU, SessionSettings(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
-        bind_input(self._binding, "x", ir.DataType.FLOAT, (1,), address)
-        bind_output(self._binding, "y", ir.DataType.FLOAT, (1,), address + 4)  # the allocator must have nothing of it
+        bind_inputs(self._binding, [("x", ir.DataType.FLOAT, (1,), address)])
+        bind_outputs(self._binding, [("y", ir.DataType.FLOAT, (1,), address + 4)])  # the allocator has nothing of it
         self._options = run_options({"memory.enable_memory_arena_shrinkage": "cpu:0"})
 
     def shrink(self) -> None:
@@ -278,7 +268,7 @@ def shrink_host_memory() -> None:
 def session_options(options: SessionSettings) -> Any:
     """The same as an ``onnxruntime.SessionOptions``."""
     module = onnxruntime()
-    entries = {**(_OF_SEGMENTS if options.is_segment else {}), **options.entries}
+    entries = {**(_OF_PARTITIONS if options.is_partition else {}), **options.entries}
     if options.level == "ORT_DISABLE_ALL":
         entries = {**_AS_IT_STANDS, **entries}
     if options.shares_workspace or options.limit is not None:
@@ -304,40 +294,28 @@ def session_options(options: SessionSettings) -> Any:
     return settings
 
 
-def bind_output(
-    binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
-) -> None:
-    """Let a run write an output to an address of ours."""
-    binding.bind_output(name, device.kind, device.index, int(dtype), list(shape), address)
-
-
 @cache
 def _where(device: Device) -> Any:
     """A device as the binding inside onnxruntime's Python takes it."""
     return onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device()
 
 
-def bind_outputs(
-    binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], base: int, device: Device
-) -> None:
-    """`bind_output` of many, without what onnxruntime's Python does for each: name, type, shape, bytes behind base."""
+Bound = Iterable[tuple[str, ir.DataType, Sequence[int], int]]
+"""Name, type, shape, and bytes behind a base."""
+
+
+def bind_outputs(binding: Any, tensors: Bound, base: int = 0, device: Device = CPU) -> None:
+    """Let runs write outputs to addresses of ours, without what onnxruntime's Python does for each."""
     where, bind = _where(device), binding._iobinding.bind_output
     for name, dtype, shape, offset in tensors:
         bind(name, where, dtype, shape, base + offset)
 
 
-def bind_inputs(binding: Any, tensors: Iterable[tuple[str, ir.DataType, Sequence[int], int]], device: Device) -> None:
-    """`bind_input` of many, likewise: name, type, shape, address."""
+def bind_inputs(binding: Any, tensors: Bound, base: int = 0, device: Device = CPU) -> None:
+    """Let runs read inputs from addresses of ours, likewise."""
     where, bind = _where(device), binding._iobinding.bind_input
-    for name, dtype, shape, address in tensors:
-        bind(name, where, dtype, shape, address)
-
-
-def bind_input(
-    binding: Any, name: str, dtype: ir.DataType, shape: Sequence[int], address: int, device: Device = CPU
-) -> None:
-    """Let a run read an input from an address of ours."""
-    binding.bind_input(name, device.kind, device.index, int(dtype), list(shape), address)
+    for name, dtype, shape, offset in tensors:
+        bind(name, where, dtype, shape, base + offset)
 
 
 def run_options(entries: Mapping[str, str]) -> Any:

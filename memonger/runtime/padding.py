@@ -99,7 +99,11 @@ class Padding:
             if rows is not None and 0 < rows <= self._batches[index]:
                 if rows == self._batches[index]:
                     return None
-                found.append(self._smaller(index, rows))
+                program = self._programs[index]
+                shapes = {value.name: value.shape for value in program.inputs if value.shape is not None}
+                outputs = {tensor.name: (rows, *tensor.shape[1:]) for tensor in program.planned}
+                wanted = {name: shapes[name] for name in self._filled_names(index)}
+                found.append(Smaller(index, wanted, {name: outputs[name] for name in program.outputs}))
                 break
         for index, one in self._ranged.items():
             try:
@@ -110,14 +114,6 @@ class Padding:
                 continue
             found += [] if filled is None else [Smaller(index, *filled)]
         return min(found, key=lambda one: one.elements, default=None)
-
-    def _smaller(self, index: int, rows: int) -> Smaller:
-        """A program of one batch filled up."""
-        program = self._programs[index]
-        inputs = {value.name: value.shape for value in program.inputs if value.shape is not None}
-        outputs = {tensor.name: (rows, *tensor.shape[1:]) for tensor in program.planned}
-        filled = {name: inputs[name] for name in self._filled_names(index)}
-        return Smaller(index, filled, {name: outputs[name] for name in program.outputs})
 
     def run(self, smaller: Smaller, inputs: feeding.Feeds, run: Run) -> dict[str, np.ndarray]:
         """Run a program filled up.

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -124,17 +124,6 @@ def read_workspace(path: Path) -> dict[str, int]:
     return {name: size for name, size in rows if size > 0}
 
 
-def executed_order(runs: Iterable[NodeRun], names: Iterable[str]) -> tuple[str, ...]:
-    """Names of the executed nodes of the main graph, in order; foreign nodes are included, subgraphs' are not.
-
-    Args:
-        runs: One profiled run.
-        names: Names of the nodes in subgraphs, to be left out.
-    """
-    inner = set(names)
-    return tuple(run.name for run in runs if run.name not in inner)
-
-
 def workspace_of(runs: Sequence[NodeRun], start: int, events: "Sequence[Event]") -> dict[str, int]:
     """Bytes of workspace each node took on a CUDA device, where above zero.
 
@@ -145,17 +134,10 @@ def workspace_of(runs: Sequence[NodeRun], start: int, events: "Sequence[Event]")
     """
     from memonger.runtime.cuda.pool import workspace_by_node
 
-    begin = _system_time(start)
+    now, since_start = time.time_ns(), time.monotonic_ns()  # some platforms' profilers count from the machine's start
+    begin = start if abs(start - now) < abs(start - since_start) else start + now - since_start
     spans = {}
     for run in runs:
         at = begin + run.begin * 1000
         spans[run.name] = (at, at + round(run.seconds * 1e9) + 999)
     return workspace_by_node(events, spans)
-
-
-def _system_time(nanoseconds: int) -> int:
-    """A profiler's time on the system's clock: on some platforms it counts from the machine's start."""
-    gap = time.time_ns() - time.monotonic_ns()
-    return (
-        nanoseconds if abs(nanoseconds - time.time_ns()) < abs(nanoseconds - time.monotonic_ns()) else nanoseconds + gap
-    )

@@ -5,7 +5,7 @@ Such plans share one onnxruntime session, and so one copy of the weights: shapes
 constants that differ are fed as inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ class Program:
         inputs: The model's inputs with the shapes planned for.
         outputs: Names of the model's outputs, each once.
         kinds: Types of the outputs.
+        uncomputed: Outputs that no node computes: inputs and constants.
         planned: Values bound into the arena, and where.
         constants: Small constants fed at each run, because plans that share a session differ in them.
         order: Names of the nodes as planned.
@@ -52,6 +53,7 @@ class Program:
     inputs: tuple[feeding.Input, ...]
     outputs: tuple[str, ...]
     kinds: Mapping[str, ir.TypeProtocol | None]
+    uncomputed: frozenset[str]
     planned: tuple[ArenaTensor, ...]
     constants: Mapping[str, np.ndarray]
     order: tuple[str, ...]
@@ -71,16 +73,24 @@ class Program:
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
     """The program of a plan; ``varying`` names the constants that are fed."""
     graph, copying = plan.model.graph, copies_from_host(plan.model.graph)
-    constants = {}
+    constants, planned = {}, []
     for name in varying:
         tensor = graph.initializers[name].const_value
         assert tensor is not None
         constants[name] = np.array(tensor.numpy())
+    by_name = {str(v.name): v for node in graph for v in node.outputs}
+    for number, offset in plan.offsets.items():
+        value = by_name[plan.graph.values[number]]
+        dims = static_shape(value)
+        assert dims is not None
+        assert value.dtype is not None
+        planned.append(ArenaTensor(str(value.name), value.dtype, dims, offset))
     return Program(
         inputs=feeding.inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
         kinds={str(value.name): value.type for value in graph.outputs},
-        planned=_planned(plan),
+        uncomputed=frozenset(str(value.name) for value in graph.outputs if value.producer() is None),
+        planned=tuple(planned),
         constants=constants,
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
@@ -116,18 +126,6 @@ def _held_by_runtime(plan: Plan) -> bool:
     return False
 
 
-def _planned(plan: Plan) -> tuple[ArenaTensor, ...]:
-    by_name = {str(v.name): v for node in plan.model.graph for v in node.outputs}
-    planned = []
-    for number, offset in plan.offsets.items():
-        value = by_name[plan.graph.values[number]]
-        dims = static_shape(value)
-        assert dims is not None
-        assert value.dtype is not None
-        planned.append(ArenaTensor(str(value.name), value.dtype, dims, offset))
-    return tuple(planned)
-
-
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
     """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs.
@@ -146,22 +144,23 @@ def group_plans(plans: Sequence[Plan]) -> tuple[SessionGroup, ...]:
 
     A plan for ranges of sizes is by itself: its session may meet any shape.
     """
-    parts: list[list[int]] = []
+    alike: list[list[int]] = []
     for index, plan in enumerate(plans):
-        same = next((part for part in parts if _same(plans[part[0]], plan)), None)
+        same = next((members for members in alike if _same(plans[members[0]], plan)), None)
         if same is None:
-            parts.append([index])
+            alike.append([index])
         else:
             same.append(index)
-    return tuple(_group([plans[index] for index in part], tuple(part)) for part in parts)
-
-
-def _group(plans: Sequence[Plan], members: tuple[int, ...]) -> SessionGroup:
-    varying = _varying(plans)
-    programs = tuple(program_of(plan, varying) for plan in plans)
-    model = plans[0].model.clone()
-    expose(model, programs[0].planned, varying, len(plans) > 1)
-    return SessionGroup(model, members, programs)
+    groups = []
+    for members in alike:
+        first, *others = [plans[index].model.graph.initializers for index in members]
+        large = set(_large(first))
+        varying = [name for name in first if name not in large and any(not _equal(first, o, name) for o in others)]
+        programs = tuple(program_of(plans[index], varying) for index in members)
+        model = plans[members[0]].model.clone()
+        expose(model, programs[0].planned, varying, len(members) > 1)
+        groups.append(SessionGroup(model, tuple(members), programs))
+    return tuple(groups)
 
 
 def check_family(plans: Sequence[Plan]) -> None:
@@ -172,22 +171,17 @@ def check_family(plans: Sequence[Plan]) -> None:
     """
     if not plans:
         raise SessionError("a session needs at least one plan.")
-    first = feeding.inputs_of(plans[0].model.graph)
-    seen: dict[object, int] = {}
+    known, seen = None, dict[object, int]()
     for index, plan in enumerate(plans):
         inputs = feeding.inputs_of(plan.model.graph)
-        if [(i.name, i.kind) for i in inputs] != [(i.name, i.kind) for i in first] or _output_names(
-            plan
-        ) != _output_names(plans[0]):
+        names = [(one.name, one.kind) for one in inputs], [value.name for value in plan.model.graph.outputs]
+        known = names if known is None else known
+        if names != known:
             raise SessionError(f"plan {index} is of another model than plan 0: their inputs or outputs differ.")
         key = tuple(value.shape for value in inputs), tuple(plan.ranges.items())
         if key in seen:
             raise SessionError(f"plans {seen[key]} and {index} are for the same input shapes.")
         seen[key] = index
-
-
-def _output_names(plan: Plan) -> list[str]:
-    return [str(value.name) for value in plan.model.graph.outputs]
 
 
 def _same(one: Plan, other: Plan) -> bool:
@@ -197,7 +191,7 @@ def _same(one: Plan, other: Plan) -> bool:
     if _structure(one) != _structure(other):
         return False
     mine, theirs = one.model.graph.initializers, other.model.graph.initializers
-    return all(_equal(mine[name], theirs[name]) for name in _large(one))
+    return all(_equal(mine, theirs, name) for name in _large(mine))
 
 
 def _structure(plan: Plan) -> list[object]:
@@ -214,29 +208,23 @@ def _structure(plan: Plan) -> list[object]:
     ]
     planned = tuple(sorted(plan.graph.values[value] for value in plan.offsets))
     constants = tuple(sorted((name, value.dtype) for name, value in graph.initializers.items()))
-    return [*nodes, planned, constants, _large(plan)]
+    return [*nodes, planned, constants, _large(graph.initializers)]
 
 
-def _large(plan: Plan) -> list[str]:
-    values = plan.model.graph.initializers
-    return sorted(name for name, v in values.items() if v.const_value is None or is_large(v.const_value))
+def _large(constants: Mapping[str, ir.Value]) -> list[str]:
+    return sorted(name for name, v in constants.items() if v.const_value is None or is_large(v.const_value))
 
 
-def _equal(one: ir.Value, other: ir.Value) -> bool:
-    a, b = one.const_value, other.const_value
+def _equal(mine: Mapping[str, ir.Value], theirs: Mapping[str, ir.Value], name: str) -> bool:
+    a, b = mine[name].const_value, theirs[name].const_value
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return False
     return a is b or a.tobytes() == b.tobytes()
 
 
-def _varying(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Names of the small constants in which the plans differ."""
-    first, large = plans[0].model.graph.initializers, set(_large(plans[0]))
-    return tuple(
-        name
-        for name, value in first.items()
-        if name not in large and any(not _equal(value, plan.model.graph.initializers[name]) for plan in plans[1:])
-    )
+def is_cast(node: ir.Node | None) -> bool:
+    """Whether a node is a Cast, whose output has to be one of the model's."""
+    return node is not None and node.op_type == "Cast" and not node.domain
 
 
 def expose(
@@ -249,7 +237,7 @@ def expose(
     graph = model.graph
     outputs = {value.name for value in graph.outputs}
     by_name = {value.name: value for node in graph for value in node.outputs}
-    casts = (node.outputs[0].name for node in graph if node.op_type == "Cast" and not node.domain)
+    casts = (node.outputs[0].name for node in graph if is_cast(node))
     names = dict.fromkeys([*(tensor.name for tensor in planned), *casts])
     graph.outputs.extend(by_name[name] for name in names if name not in outputs)
     model.metadata_props.clear()
@@ -261,3 +249,13 @@ def expose(
     if any_shape:
         for value in (*graph.inputs, *by_name.values()):
             value.shape = None
+
+
+def without_defaults(model: ir.Model, names: Collection[str]) -> ir.Model:
+    """The model with inputs that have no defaults: those would be a second copy of what is bound."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        if value.name in names and value.name in copy.graph.initializers:
+            del copy.graph.initializers[str(value.name)]
+            value.const_value = None
+    return copy

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import SessionError, VerificationError
@@ -23,9 +22,7 @@ from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
-from memonger.runtime.arena import Arena, ArenaTensor
-from memonger.runtime.binding import Binding
-from memonger.runtime.engine import Engine
+from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.program import Program, SessionGroup, expose, program_of
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
@@ -45,17 +42,6 @@ of onnxruntime's."""
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 Key = tuple[int, ...]
-Shapes = tuple[tuple[int, ...] | None, ...]  # of the inputs, in the model's order
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedValues:
-    """The planned values: names and types, numbers in the graph, bits an element."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[ir.DataType, ...]
-    numbers: tuple[int, ...]
-    bits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +53,7 @@ class _Last:
         having: Of each distinct shape the planned values that have it.
         distinct: Shapes; of nothing yet ``(-1,)``, which is none.
         own: Bytes of each planned value, by its number.
-        held: Whether the layout holds at these sizes.
+        fits: Whether the layout holds at these sizes.
         offsets: By number.
         planned: The values.
     """
@@ -76,7 +62,7 @@ class _Last:
     having: Sequence[Sequence[int]]
     distinct: Sequence[Shape | None]
     own: Mapping[int, int]
-    held: bool
+    fits: bool
     offsets: Mapping[int, int]
     planned: Sequence[ArenaTensor]
 
@@ -125,12 +111,9 @@ class RangedProgram:
         inputs = tuple(replace(one, shape=None) if one.name in self._open else one for one in program.inputs)
         self.base = replace(program, inputs=inputs)
         number = {name: value for value, name in enumerate(plan.graph.values)}
-        self._planned = _PlannedValues(
-            names=names,
-            dtypes=tuple(tensor.dtype for tensor in program.planned),
-            numbers=tuple(number[name] for name in names),
-            bits=tuple(tensor.dtype.bitwidth for tensor in program.planned),
-        )
+        self._numbers = tuple(number[name] for name in names)
+        self._bits = tuple(tensor.dtype.bitwidth for tensor in program.planned)
+        self._types = tuple((name, tensor.dtype) for name, tensor in zip(names, program.planned, strict=True))
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
         self._of_value, self._shrunk = _shrunk(plan)
@@ -190,7 +173,14 @@ class RangedProgram:
             shape = feeding.shape_of(inputs.get(where))
             if shape is None:
                 continue  # left out: what is missing is said where feeds are checked
-            self._check_others(where, shape)
+            planned, varying = self._shapes[where], self._open[where]
+            same = (one in varying or shape[one] == dim for one, dim in enumerate(planned))
+            if len(shape) != len(planned) or not all(same):
+                raise SessionError(
+                    f"input '{where}' has shape {list(shape)}; at the largest sizes of its ranges "
+                    f"({described(self.ranges)}) it is {list(planned)}, and of these only dimensions "
+                    f"{sorted(varying)} change."
+                )
             size = shape[axis]
             if sizes.setdefault(name, size) != size:
                 here = "the state that is kept (reset_state() lets go of it)" if name in kept else "one input"
@@ -269,17 +259,6 @@ class RangedProgram:
             return False
         return True
 
-    def _check_others(self, name: str, shape: tuple[int, ...]) -> None:
-        """Check the rank of an input, and its dimensions without a range."""
-        planned, varying = self._shapes[name], self._open[name]
-        same = (axis in varying or shape[axis] == dim for axis, dim in enumerate(planned))
-        if len(shape) == len(planned) and all(same):
-            return
-        raise SessionError(
-            f"input '{name}' has shape {list(shape)}; at the largest sizes of its ranges ({described(self.ranges)}) "
-            f"it is {list(planned)}, and of these only dimensions {sorted(varying)} change."
-        )
-
     def at(self, key: Key) -> Program:
         """The program at these sizes.
 
@@ -294,43 +273,40 @@ class RangedProgram:
             return program
 
     def _made(self, key: Key) -> Program:
-        sizes, planned = dict(zip(self.ranges, key, strict=True)), self._planned
+        sizes = dict(zip(self.ranges, key, strict=True))
         try:
             distinct, of_value = self._sizes.at(key)
         except SizesError as error:
             raise SessionError(f"the model doesn't run at {in_words(sizes)}: {error}.") from error
-        last = self._last if self._last.of_value is of_value else _Last.of_nothing(of_value, len(planned.names))
+        numbers, bits, types = self._numbers, self._bits, self._types
+        last = self._last if self._last.of_value is of_value else _Last.of_nothing(of_value, len(types))
         own, changed = dict(last.own), list[int]()
         for old, shape, values in zip(last.distinct, distinct, last.having, strict=True):
             if shape == old or not values:
                 continue
             if shape is None:
-                raise SessionError(f"at {in_words(sizes)} the size of '{planned.names[values[0]]}' isn't known.")
+                raise SessionError(f"at {in_words(sizes)} the size of '{types[values[0]][0]}' isn't known.")
             elements = math.prod(shape)
-            own.update([(planned.numbers[value], -(-planned.bits[value] * elements // 8)) for value in values])
+            own.update([(numbers[value], -(-bits[value] * elements // 8)) for value in values])
             changed += values
-        numbers = [planned.numbers[value] for value in changed] if last.held else None
-        held = stays_within(self._graph, self._sharing, own, numbers)
-        offsets = self.moved_down(own, numbers) if held else self._laid_out(sizes, own)
+        moved = [numbers[value] for value in changed] if last.fits else None
+        fits = stays_within(self._graph, self._sharing, own, moved)
+        offsets = self.moved_down(own, moved) if fits else self._laid_out(sizes, own)
         tensors = list(last.planned)
         for value in changed if offsets is last.offsets else range(len(tensors)):
-            at = offsets[planned.numbers[value]]
-            tensors[value] = _tensor((planned.names[value], planned.dtypes[value], distinct[of_value[value]], at))
-        self._last = _Last(of_value, last.having, distinct, own, held, offsets, tensors)
+            tensors[value] = _tensor((*types[value], distinct[of_value[value]], offsets[numbers[value]]))
+        self._last = _Last(of_value, last.having, distinct, own, fits, offsets, tensors)
         results = dict(zip(self._outputs, map(distinct.__getitem__, of_value[len(tensors) :]), strict=True))
-        return self._program(inputs=self._inputs_at(sizes), planned=tuple(tensors), output_shapes=results)
-
-    def _inputs_at(self, sizes: Mapping[str, int]) -> tuple[feeding.Input, ...]:
-        """The inputs at these sizes; those without a range are the same objects each time."""
         shapes = {name: list(self._shapes[name]) for name in self._open}
         for name, where, axis in self._places:
             shapes[where][axis] = sizes[name]
-        return tuple(
+        inputs = tuple(  # those without a range are the same objects each time
             feeding.Input(one.name, one.kind, tuple(shapes[one.name]), one.required, one.numpy)
             if one.name in shapes
             else one
             for one in self._inputs
         )
+        return self._program(inputs=inputs, planned=tuple(tensors), output_shapes=results)
 
     def moved_down(self, own: Mapping[int, int], changed: Iterable[int] | None = None) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes, rounded up.
@@ -392,117 +368,3 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
     at = {number: plan.offsets[value] for value, number in of_value.items()}
     shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])
     return of_value, shrunk if shrunk.is_quick else None
-
-
-class Persisting(Protocol):
-    """What persists between the runs of a binding, and where it lies.
-
-    ``grows``: whether each run finds it at other sizes than the last.
-    """
-
-    grows: bool
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The sizes of its dimensions with a range."""
-        ...
-
-    def bound(self, program: Program) -> Mapping[str, Any]:
-        """For a program at some sizes what a `Binding` is told of it."""
-        ...
-
-
-class RangedBinding:
-    """A plan for ranges of sizes, ready to run at any of them, as a `memonger.runtime.binding.Binding` is at one.
-
-    Args:
-        ranged: The plan's programs.
-        engine: What runs them.
-        arena: Where planned values lie.
-        kept: A state; None where there is none.
-    """
-
-    def __init__(self, ranged: RangedProgram, engine: Engine, arena: Arena, kept: Persisting | None = None) -> None:
-        self.ranged, self.program, self.engine, self.arena = ranged, ranged.base, engine, arena
-        self._kept = kept
-        self._most = 1 if kept is not None and kept.grows else ranged.kept
-        self._names = tuple(value.name for value in ranged.base.inputs)
-        self._bound: OrderedDict[Shapes, Binding] = OrderedDict()
-        self._last: Binding | None = None
-
-    def _shapes(self, inputs: feeding.Feeds) -> Shapes:
-        own = () if self._kept is None else (tuple(self._kept.sizes.values()),)
-        return (*own, *(feeding.shape_of(inputs.get(name)) for name in self._names))
-
-    def _use(self, binding: Binding) -> None:
-        """Let go what is held of another shape's run."""
-        if self._last is not None and self._last is not binding:
-            self._last.let_go()
-        self._last = binding
-
-    def run_plain(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
-        """See `memonger.runtime.binding.Binding.run_plain`; None as well at a shape that isn't bound."""
-        binding = self.bound(inputs)
-        return None if binding is None else binding.run_plain(inputs, copy)
-
-    def bound(self, inputs: feeding.Feeds) -> Binding | None:
-        """The binding for inputs of these shapes; None where they aren't the plan's, or of the plain kind."""
-        shapes = self._shapes(inputs) if type(inputs) is dict else ()
-        binding = self._bound.get(shapes)
-        if binding is None:
-            return self.at(inputs) if self._is_plain(inputs) and self.ranged.takes(inputs) else None
-        self._bound.move_to_end(shapes)
-        self._use(binding)
-        return binding
-
-    def _is_plain(self, inputs: feeding.Feeds) -> bool:
-        """Whether an array is given for each input that isn't kept."""
-        own = () if self._last is None else self._last.inputs
-        return len(own) == len(inputs) and all(type(inputs.get(one.name)) is np.ndarray for one in own)
-
-    def run(self, inputs: feeding.Feeds, targets: Mapping[str, Any] | None = None) -> None:
-        """Run once at the shape of the inputs; see `memonger.runtime.binding.Binding.run`.
-
-        Raises:
-            SessionError: the shape is outside the ranges, or the run failed.
-        """
-        self.at(inputs).run(inputs, targets or {})
-
-    def at(self, inputs: feeding.Feeds) -> Binding:
-        """The binding for inputs of these shapes, made where there is none yet.
-
-        Raises:
-            SessionError: the shape is outside the ranges.
-        """
-        kept = _NONE if self._kept is None else self._kept.sizes
-        key, shapes = self.ranged.key(inputs, kept), self._shapes(inputs)
-        binding = self._bound.pop(shapes, None)
-        if binding is None:
-            binding = self._bind(self.ranged.at(key))
-        self._bound[shapes] = binding
-        self._use(binding)
-        return binding
-
-    def _bind(self, program: Program) -> Binding:
-        """A program bound: in place of the one that ran least recently once there are enough."""
-        own = {} if self._kept is None else self._kept.bound(program)
-        if len(self._bound) < self._most:
-            return Binding(program, self.engine, self.arena, **own)
-        _, binding = self._bound.popitem(last=False)
-        binding.take(program, **own)
-        return binding
-
-    def forget_results(self) -> None:
-        """Let go what the last run left that onnxruntime allocated."""
-        if self._last is not None:
-            self._last.let_go()
-
-    def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
-        """The outputs of the last run, as `memonger.runtime.binding.Binding.results` gives them."""
-        assert self._last is not None
-        return self._last.results(targets, copy)
-
-    def result(self, name: str) -> np.ndarray:
-        """An output of the last run, where it lies."""
-        assert self._last is not None
-        return self._last.result(name)

@@ -20,8 +20,8 @@ from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
+from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import ExecutionContext, IdleRelease
 from memonger.runtime.program import check_family
 from memonger.shapes.ranges import described
 from memonger.units import format_size, shown
@@ -90,11 +90,18 @@ class Session:
         idle_release: float | None = None,
         state: Mapping[str, str] | None = None,
     ) -> None:
-        _check_threads(threads)
+        if threads not in ("lock", "arena"):
+            raise SessionError(
+                f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
+                "intra_op_threads is the number of threads within a node."
+            )
         check_graphs(cuda_graph)
         plans = plans_of(plan, check_weights)
         self.device = device_of(plans[0], device)
-        self._name, self._batches = plans[0].name, _batches(plans)
+        self._name = plans[0].name
+        batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
+        said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
+        self._batches = [*said, *(described(one.ranges) for one in plans if one.ranges)]
         self._maps = maps_of(plans[0].model, self._name)
         for one in plans:
             check_stamp(one, self.device)
@@ -107,15 +114,15 @@ class Session:
         )  # fmt: skip
         del plans, one
         process_memory.settle()  # what reading the plan took, and onnxruntime to make its sessions
-        self._of_thread, self._places = threading.local(), weakref.WeakSet[ExecutionContext]()
-        self._making = threading.Lock()  # held while a place is made, which `close` has to know of
-        self._shared = self._new_place() if threads == "lock" else None
+        self._of_thread, self._contexts = threading.local(), weakref.WeakSet[ExecutionContext]()
+        self._making = threading.Lock()  # held while a context is made, which `close` has to know of
+        self._shared = self._new_context() if threads == "lock" else None
         self._idle = IdleRelease(self, idle_release)
 
     def __repr__(self) -> str:
         """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
-        arena = format_size(self._model.arena_bytes)
-        return shown(f"<Session {self._name} on {self.device}: {self._batches}arena {arena}>")
+        figures = ", ".join([*self._batches, f"arena {format_size(self._model.arena_bytes)}"])
+        return shown(f"<Session {self._name} on {self.device}: {figures}>")
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -135,7 +142,7 @@ class Session:
     @property
     def arena(self) -> Arena:
         """The arena this thread runs in."""
-        return self._place().arena
+        return self._context().arena
 
     @property
     def cuda_graph(self) -> bool:
@@ -173,7 +180,7 @@ class Session:
                 the planned order.
         """
         with self._idle:
-            results = self._place().run(self._model, inputs, outputs, copy)
+            results = self._context().run(self._model, inputs, outputs, copy)
         if self._maps and copy:
             made = {name: keys for name, keys in self._maps.items() if name not in (outputs or {})}
             results |= {name: as_maps(results[name], keys) for name, keys in made.items()}
@@ -208,8 +215,8 @@ class Session:
         Waits for a run that is under way. What ``copy=False`` returned isn't valid any more. Weights stay; see `close`.
         On a CUDA device the workspace stays as well.
         """
-        for place in self._all_places():
-            place.release()
+        for context in self._all_contexts():
+            context.release()
         if self.device.is_host:
             ort.shrink_host_memory()
 
@@ -219,8 +226,8 @@ class Session:
             self._model.is_closed = True
         self._idle.end()
         self.release()  # waits for runs
-        for place in self._all_places():
-            place.forget(self._model)
+        for context in self._all_contexts():
+            context.forget(self._model)
         self._model.close()
         process_memory.settle()
 
@@ -231,34 +238,26 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _place(self) -> ExecutionContext:
+    def _context(self) -> ExecutionContext:
         """Where this thread runs."""
         if self._shared is not None:
             return self._shared
-        place: ExecutionContext | None = getattr(self._of_thread, "place", None)
-        if place is None:
-            place = self._of_thread.place = self._new_place()
-        return place
+        context: ExecutionContext | None = getattr(self._of_thread, "context", None)
+        if context is None:
+            context = self._of_thread.context = self._new_context()
+        return context
 
-    def _new_place(self) -> ExecutionContext:
+    def _new_context(self) -> ExecutionContext:
         with self._making:
             self._model.check_open()
-            place = ExecutionContext(self.device, self._model.arena_bytes)
-            place.bind(self._model)
-            self._places.add(place)
-            return place
+            context = ExecutionContext(self.device, self._model.arena_bytes)
+            context.bind(self._model)
+            self._contexts.add(context)
+            return context
 
-    def _all_places(self) -> list[ExecutionContext]:
+    def _all_contexts(self) -> list[ExecutionContext]:
         with self._making:
-            return list(self._places)
-
-
-def _check_threads(threads: object) -> None:
-    if threads not in ("lock", "arena"):
-        raise SessionError(
-            f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
-            "intra_op_threads is the number of threads within a node."
-        )
+            return list(self._contexts)
 
 
 def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
@@ -291,13 +290,6 @@ def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Thre
         reason = "one plan without chunks, threads='lock' and no pad"
         raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
     return state
-
-
-def _batches(plans: Sequence[Plan]) -> str:
-    """The batches and the ranges of sizes planned for, in words."""
-    batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
-    said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
-    return "".join(f"{each}, " for each in (*said, *(described(one.ranges) for one in plans if one.ranges)))
 
 
 def check_graphs(choice: str) -> None:
@@ -360,8 +352,16 @@ def check_stamp(plan: Plan, device: Device) -> None:
     """
     ort.check_device(device)
     stamp = plan.stamp
-    if stamp is None:
-        _check_portable(plan, device)
+    if stamp is None:  # it shares addresses as CPU kernels allow it; those of a CUDA device allow less
+        if device.provider != CPU.provider:
+            graph = graph_of(plan.model, plan.training, None, plan.workspace, plan.host, device)
+            try:
+                verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
+            except VerificationError as error:
+                raise PlanFileError(
+                    f"the portable plan can't run on {device}: {error} Plan the model for that device "
+                    f"({option('device', str(device))})."
+                ) from error
         return
     here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": backend(device).machine_name()}
     for key, current in here.items():
@@ -371,17 +371,3 @@ def check_stamp(plan: Plan, device: Device) -> None:
                 f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
                 f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
             )
-
-
-def _check_portable(plan: Plan, device: Device) -> None:
-    """A portable plan shares addresses as CPU kernels allow it; those of a CUDA device allow less."""
-    if device.provider == CPU.provider:
-        return
-    graph = graph_of(plan.model, plan.training, None, plan.workspace, plan.host, device)
-    try:
-        verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
-    except VerificationError as error:
-        raise PlanFileError(
-            f"the portable plan can't run on {device}: {error} Plan the model for that device "
-            f"({option('device', str(device))})."
-        ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from memonger.graph.collectives import collectives_of
 from memonger.ir.training_roles import Training
 from memonger.plan import Plan
-from memonger.runtime.segments import Bucket
+from memonger.runtime.partition import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,10 @@ class Shares:
         found = []
         for each in (one for one in collectives_of(graph) if not one.is_mean):
             names = [(graph.values[graph.firsts[value]], graph.sizes[value]) for value in each.members]
-            found.append(tuple((_with_state(of_gradient[_gradient(n, of_gradient)], roles), size) for n, size in names))
+            own = [
+                (n if n in of_gradient else n.rpartition(".sent")[0], size) for n, size in names
+            ]  # or copies of them
+            found.append(tuple((_with_state(of_gradient[name], roles), size) for name, size in own))
         return Shares(tuple(found))
 
     def owners(self, size: int) -> dict[str, int]:
@@ -59,11 +62,6 @@ def _dealt(sizes: list[int], ranks: int) -> list[int]:
         found.append(min(ranks - 1, (2 * begin + size) * ranks // (2 * total)))
         begin += size
     return found
-
-
-def _gradient(name: str, known: dict[str, list[str]]) -> str:
-    """The gradient that a member of a bucket is, or is a copy of."""
-    return name if name in known else name.rpartition(".sent")[0]
 
 
 def _with_state(parameters: list[str], roles: Training) -> tuple[str, ...]:

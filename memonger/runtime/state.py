@@ -18,7 +18,6 @@ from safetensors import safe_open
 
 from memonger.errors import SessionError
 from memonger.files import check_name, write_whole
-from memonger.runtime.loss_scale import LossScale
 
 FORMAT = 2
 METADATA = "memonger"
@@ -27,6 +26,39 @@ TYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
 """safetensors' names of the types that its numpy interface reads in every version since 0.5."""
+
+
+GOOD_STEPS = 2000  # after which it is doubled
+
+LEAST, LARGEST = 2.0**-24, 2.0**126  # both, and their inverses, are normal numbers in float32
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """The factor that a trainer multiplies the loss by, so that gradients in float16 don't vanish.
+
+    It is doubled after many steps that went well and halved after one whose gradients overflowed, as in Micikevicius et
+    al. 2018, "Mixed Precision Training", and ``torch.amp.GradScaler``: powers of two change no digit of a gradient.
+
+    Attributes:
+        factor: The factor.
+        good_steps: How many steps went well with it.
+    """
+
+    factor: float
+    good_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not (LEAST <= self.factor <= LARGEST and 0 <= self.good_steps < GOOD_STEPS):
+            raise ValueError(f"the loss scale {self.factor} after {self.good_steps} good steps is out of range")
+
+    def after(self, went_well: bool) -> "LossScale":
+        """What it is for the next step."""
+        if not went_well:
+            return LossScale(max(self.factor / 2, LEAST))
+        if self.good_steps + 1 == GOOD_STEPS:
+            return LossScale(min(self.factor * 2, LARGEST))
+        return LossScale(self.factor, self.good_steps + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +91,10 @@ def save(state: State, path: Path) -> None:
         "step": state.step,
         "random_key": state.random_key,
         "learning_rate": state.learning_rate,
-        "tensors": {name: _described(array) for name, array in state.tensors.items()},
+        "tensors": {
+            name: {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": _digest(array)}
+            for name, array in state.tensors.items()
+        },
     }
     if state.loss_scale is not None:
         header["loss_scale"] = [state.loss_scale.factor, state.loss_scale.good_steps]
@@ -94,10 +129,6 @@ def _stored(array: np.ndarray) -> tuple[str, list[int]]:
     """The type and shape that safetensors has of a tensor."""
     dtype = TYPES.get(array.dtype.name)
     return ("U8", [array.nbytes]) if dtype is None else (dtype, list(array.shape))
-
-
-def _described(array: np.ndarray) -> dict[str, Any]:
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "sha256": _digest(array)}
 
 
 def _header_digest(header: Mapping[str, Any]) -> str:
@@ -144,20 +175,22 @@ def _state(header: Any, file: Any, path: Path, wanted: Mapping[str, np.ndarray])
         part, like = file.get_slice(name), wanted[name]
         if (part.get_dtype(), list(part.get_shape())) != _stored(like):
             raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
-        tensors[name] = _tensor(np.asarray(file.get_tensor(name)), name, described["sha256"], path, like)
+        data = _bytes(np.asarray(file.get_tensor(name)))
+        if data.nbytes != like.nbytes:
+            raise SessionError(f"{path}: '{name}' is cut short or was changed.")
+        tensors[name] = data.view(like.dtype).reshape(like.shape)
+        if _digest(tensors[name]) != described["sha256"]:
+            raise SessionError(f"{path}: '{name}' was changed since it was written (its digest differs).")
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
     if type(step) is not int or not 0 <= step < 2**62 or type(key) is not int or not 0 <= key < 2**32:
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
     if rate is not None and not (isinstance(rate, float) and 0 <= rate < math.inf):
         raise SessionError(f"{path}: its header was changed: its learning rate is no finite number, 0 or more.")
-    return State(tensors, step, key, rate, _loss_scale(header.get("loss_scale"), path))
-
-
-def _loss_scale(found: Any, path: Path) -> LossScale | None:
     try:
-        return None if found is None else LossScale(*found)
+        scale = None if header.get("loss_scale") is None else LossScale(*header["loss_scale"])
     except (TypeError, ValueError):
         raise SessionError(f"{path}: its header was changed: its loss scale is out of range.") from None
+    return State(tensors, step, key, rate, scale)
 
 
 def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np.ndarray]) -> None:
@@ -178,13 +211,3 @@ def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np
         raise SessionError(
             f"{path} is the state of another model, or of another optimizer: it has '{unknown}' as well."
         )
-
-
-def _tensor(content: np.ndarray, name: str, digest: str, path: Path, like: np.ndarray) -> np.ndarray:
-    data = _bytes(content)
-    if data.nbytes != like.nbytes:
-        raise SessionError(f"{path}: '{name}' is cut short or was changed.")
-    array: np.ndarray = data.view(like.dtype).reshape(like.shape)
-    if _digest(array) != digest:
-        raise SessionError(f"{path}: '{name}' was changed since it was written (its digest differs).")
-    return array

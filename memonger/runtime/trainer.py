@@ -1,38 +1,35 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from memonger.devices import Cuda, Device
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.ir.training_roles import Training
-from memonger.ir.values import dense, static_shape
 from memonger.model import forward_model
 from memonger.plan import Plan
-from memonger.runtime import compact, process_memory
 from memonger.runtime import feeds as feeding
+from memonger.runtime import ort, process_memory
 from memonger.runtime import state as states
-from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import Binding
+from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
+from memonger.runtime.executable import Exchange, Executable, limit_of_program, load_cut
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.loss_scale import LossScale
-from memonger.runtime.segments import Exchange, SegmentedPlan, Segments, cut
-from memonger.runtime.session import check_graphs, check_room, check_stamp, device_of, verified
-from memonger.runtime.shares import Shares
+from memonger.runtime.partition import Bucket, CutPlan
+from memonger.runtime.program import SessionGroup
+from memonger.runtime.session import check_graphs
+from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
+from memonger.runtime.training_plans import TrainingPlans, read_plans, with_parts
 from memonger.units import format_size, shown
 from memonger.words import quoted
 
@@ -68,7 +65,7 @@ class Trainer:
         check_graphs(cuda_graph)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self.schedule: Callable[[int], float] | None = None
-        self._others: list[Binding] = []  # of other plans, which run in the same arena between steps
+        self._others: list[Executable] = []  # of other plans, which run in the same arena between steps
         self._evaluations: dict[object, Any] = {}  # what a subclass knows of those
         self._released: ScratchFolder | None = None
         self._has_outputs, self._was_finite = False, True
@@ -76,10 +73,10 @@ class Trainer:
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the segments of a step
-        packed = _read(plan, accumulation, device, self._share, check_order)
+        detached = read_plans(plan, accumulation, device, self._share, check_order)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
-        read: _Read = compact.unpacked(packed)
+        read: TrainingPlans = detached.restored()
         self.device, self._cuda, self._name = read.device, read.cuda, read.name
         self._packed_forward, self._frozen = read.forward, read.frozen
         self.learning_rate, self._roles, self._digest = read.rate, read.roles, read.digest
@@ -91,8 +88,9 @@ class Trainer:
         }
         self._arena = backend(self.device).arena(read.arena_bytes)
         self._names, self._weights, self._state = read.names, read.weights, read.state
+        self._buckets: tuple[Bucket, ...] = read.cuts[0].buckets
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
-        del read, packed
+        del read, detached
         process_memory.settle()
 
     @property
@@ -141,19 +139,16 @@ class Trainer:
                 self.steps += 1
             else:
                 self.skipped_steps += 1
-                self._tell_of_skipped(loss)
+                what = "the gradients' norm" if np.isfinite(loss) else "the loss"
+                if self._scale is None:
+                    logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
+                else:
+                    logger.info(
+                        "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is "
+                        "next.", self._name, what, self.steps, self._scale.factor,
+                    )  # fmt: skip
             self._scale = None if self._scale is None else self._scale.after(self._was_finite)
         return loss
-
-    def _tell_of_skipped(self, loss: float) -> None:
-        what = "the gradients' norm" if np.isfinite(loss) else "the loss"
-        if self._scale is None:
-            logger.warning("%s: %s of step %d isn't finite: nothing was updated.", self._name, what, self.steps)
-        else:
-            logger.info(
-                "%s: %s of step %d isn't finite with the loss scaled by %g: nothing was updated, half of it is next.",
-                self._name, what, self.steps, self._scale.factor,
-            )  # fmt: skip
 
     def _checked(self, inputs: Inputs | Sequence[Inputs]) -> list[Inputs]:
         """The batches of a step, each checked before the first one runs.
@@ -218,7 +213,7 @@ class Trainer:
             self._earlier = len(self._parts[0])
             self._set("accumulated_weight", sum(self._parts[1]))
         try:
-            bound.run(batch, goes_on, self._exchange if index == 0 else None)
+            bound.run(batch, goes_on=goes_on, exchange=self._exchange if index == 0 else None)
         except BaseException:
             self._torn = index == 0 and bound.changes_anything
             raise
@@ -308,7 +303,7 @@ class Trainer:
         """Write the whole state."""
         with interrupts_later():
             for name, array in tensors.items():
-                self._write(name, array)
+                self._store(name).fill(name, array)
             self._forget_accumulated()
             self._torn = False
 
@@ -370,19 +365,14 @@ class Trainer:
                 if self._released is not None:
                     self._state.arena.restore(path)
                     self._arena.take_again()
-                    self._rebind()
+                    if not self.device.is_host:  # where memory lies that was given back is another place now
+                        for bound in self._bound:
+                            bound.bind()
+                        for other in self._others:
+                            if other.program.arena_bytes <= self._arena.size:
+                                other.move(self._arena)
                     self._released = None
                 folder.remove()
-
-    def _rebind(self) -> None:
-        """Bind to where memory lies that was given back and taken again: elsewhere, on a device that isn't the host."""
-        if self.device.is_host:
-            return
-        for bound in self._bound:
-            bound.bind()
-        for other in self._others:
-            if other.program.arena_bytes <= self._arena.size:
-                other.move(self._arena)
 
     def _check_not_released(self, *, whole: bool = True) -> None:
         if self._released is not None:
@@ -407,9 +397,6 @@ class Trainer:
     def _array(self, name: str) -> np.ndarray:
         return self._store(name).array(name)
 
-    def _write(self, name: str, content: np.ndarray) -> None:
-        self._store(name).fill(name, content)
-
     @property
     def engines(self) -> tuple[Engine, ...]:
         """What runs a step's segments, in order."""
@@ -419,14 +406,25 @@ class Trainer:
         if role in self._scalars and content is not None:
             self._scalars[role][...] = content
 
-    def _bind(self, plan: SegmentedPlan, roles: Training, check_order: bool) -> Segments:
+    def _bind(self, plan: CutPlan, roles: Training, check_order: bool) -> Executable:
         kept = [name for name in roles.persistent if name in self._names]
         fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
-        return Segments(
-            plan, self._arena, self._threads, fixed=fixed, scalars=scalars, updates=roles.updates,
-            check_order=check_order,
-        )  # fmt: skip
+        fixed, updates = with_parts(fixed, roles.updates, plan.parts)
+        limit = limit_of_program(plan.program, self.device)
+
+        def make_engine(group: SessionGroup, pool: Any) -> Engine:
+            return Engine(
+                group, self.device, self._threads, check_order, plan.cuda, is_partition=True, pool=pool, limit=limit
+            )
+
+        with ort.making_sessions():
+            loaded = load_cut(plan, make_engine)
+        own = fixed.keys() | scalars.keys()
+        fed = replace(plan.program, inputs=tuple(value for value in plan.program.inputs if value.name not in own))
+        return Executable(
+            loaded, self._arena, Persistent(fixed, scalars, updates), inputs_at=input_memory([fed], self.device)
+        )
 
 
 def check_labels(roles: Training, batch: Inputs) -> None:
@@ -482,161 +480,3 @@ def _checked_key(key: int) -> int:
     if not isinstance(key, int | np.integer) or not 0 <= key < 2**32:
         raise SessionError(f"random_key must be an integer from 0 to {2**32 - 1}, not {key!r}.")
     return int(key)
-
-
-def _roles(plan: Plan) -> Training:
-    roles = plan.training
-    if roles is None or roles.loss is None:
-        raise SessionError(
-            "the plan is not of a training model with a loss: differentiate the model first "
-            "(memonger.differentiate(model, loss=..., optimizer=...))."
-        )
-    return roles
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What a session keeps of its plans.
-
-    Attributes:
-        roles: Of each plan.
-        names: Of every persistent input.
-        weights: Parameters and statistics, each rank's together, as they are before the first step.
-        state: All else that persists, which can be given back between steps.
-        cuts: The plans, cut into segments.
-        forward: The forward model, packed.
-        frozen: The folder of its large weights.
-        device: Where to run.
-        cuda: How that provider is set up.
-        name: The first plan's.
-        rate: The default learning rate.
-        loss_scale: That of the first step; None where the loss isn't scaled.
-        threads: The first plan's.
-        arena_bytes: Of the largest arena.
-        digest: Of plans with collectives: equal for equal plans.
-        whole: Every tensor of the whole state, by name, whoever keeps it.
-        shares: Who keeps what, where ranks share the optimizer's state.
-        owners: The rank that keeps each tensor, where they do.
-    """
-
-    roles: list[Training]
-    names: tuple[str, ...]
-    weights: Store
-    state: Store
-    cuts: list[SegmentedPlan]
-    forward: onnx.ModelProto | None
-    frozen: ScratchFolder | None
-    device: Device
-    cuda: Cuda
-    name: str
-    rate: float | None
-    loss_scale: float | None
-    threads: int
-    arena_bytes: int
-    digest: str
-    whole: dict[str, ArenaTensor]
-    shares: Shares
-    owners: dict[str, int]
-
-
-def _read(
-    plan: Plan | str | Path,
-    accumulation: Plan | str | Path | None,
-    device: str | Device | None,
-    share: tuple[int, int] | None,
-    check_order: bool,
-) -> compact.Detached:
-    """A packed `_Read`.
-
-    Raises:
-        SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
-    """
-    plans = [verified(one) for one in (plan, accumulation) if one is not None]
-    process_memory.settle()  # what reading left would grow with what follows, and stay in part
-    roles = [_roles(one) for one in plans]
-    first, where = plans[0], device_of(plans[0], device)
-    for one in plans:
-        check_stamp(one, where)
-        if check_order:
-            check_as_written(one, where)
-    check_room(plans, where)
-    cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
-    forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))
-    shares = Shares.of(first, roles[0])
-    others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
-    cuts = [
-        cut(one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others})
-        for one, own in zip(plans, roles, strict=True)
-    ]
-    tensors = _persistent(plans, roles)
-    accumulated = {name for own in roles for name in own.accumulated.values()}
-    whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
-    states_of_others = others - set(roles[0].parameters)
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
-    stores = _stores(first.model, roles[0], tensors, owners, where)
-    read = _Read(
-        roles, tuple(tensors), *stores, cuts, forward, frozen, where, cuda, first.name,
-        _default(first.model, roles[0], "learning_rate"), _default(first.model, roles[0], "loss_scale"), first.threads,
-        max(one.arena_bytes for one in plans), " ".join(map(plan_digest, plans)) if first.graph.collectives else "",
-        whole, shares, owners,
-    )  # fmt: skip
-    return compact.packed(read, *(one.arena for one in stores), frozen)
-
-
-def _stores(
-    model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device
-) -> tuple[Store, Store]:
-    """Weights, each rank's together, and all else that persists; each with what it is before the first step."""
-    weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
-    others = (tensor for name, tensor in tensors.items() if name not in weights)
-    stores = Store((tensors[name] for name in weights), device), Store(others, device)
-    for name in roles.persistent:
-        start = model.graph.initializers.get(name)
-        if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
-            stores[name not in weights].fill_from(name, start.const_value)
-    return stores
-
-
-def plan_digest(plan: Plan) -> str:
-    """A digest of what a plan runs and where everything lies, 64 hexadecimal digits."""
-    record = plan.record()
-    return hashlib.sha256(
-        repr((record.graph_digest, record.arena_bytes, sorted(record.offsets.items()))).encode()
-    ).hexdigest()
-
-
-def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
-    """Every persistent input of the plans, by name."""
-    persistent: dict[str, ir.Value] = {}
-    for plan, own in zip(plans, roles, strict=True):
-        inputs = {str(value.name): value for value in plan.model.graph.inputs}
-        for name in own.persistent:
-            if name not in inputs:
-                raise SessionError(f"the plan's training roles name '{name}', which is no input: differentiate again.")
-            other = persistent.setdefault(name, inputs[name])
-            if other.dtype != inputs[name].dtype or other.shape != inputs[name].shape:
-                raise SessionError(f"the plans are of different models: '{name}' is of another type or shape.")
-    if any(own.parameters != roles[0].parameters for own in roles):
-        raise SessionError("the plans are of different models: their parameters differ.")
-    if any((own.loss_weight is None) != (roles[0].loss_weight is None) for own in roles):
-        raise SessionError("the plans are of different models: only one has a loss that labels say the mean of.")
-    if len(plans) > 1 and not roles[0].accumulated:
-        raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
-    return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _tensor(name: str, value: ir.Value) -> ArenaTensor:
-    shape = static_shape(value)
-    if shape is None or value.dtype is None or not dense(value):
-        raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-    return ArenaTensor(name, value.dtype, shape)
-
-
-def _default(model: ir.Model, roles: Training, role: str) -> float | None:
-    """What a scalar is where a session isn't told."""
-    value = model.graph.initializers.get(roles.scalars.get(role, ""))
-    if value is None or value.const_value is None:
-        return None
-    if value.const_value.size != 1:
-        raise SessionError(f"'{value.name}', the {role}, is {list(value.const_value.shape)}, not one number.")
-    return float(value.const_value.numpy().item())

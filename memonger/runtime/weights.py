@@ -89,12 +89,8 @@ def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
     tensors = {v: v.const_value for v in values if v.uses() or v.is_graph_output()}
     large = {v: tensor for v, tensor in tensors.items() if tensor is not None and is_large(tensor)}
     inside = sizes_of_parts(model.graph)
-    return {v: tensor for v, tensor in large.items() if _is_plain(tensor) and v not in inside}
-
-
-def _is_needed(value: ir.Value) -> bool:
-    """Whether a node reads an initializer, or a caller may override it or gets it back."""
-    return bool(value.uses()) or value.is_graph_input() or value.is_graph_output()
+    in_bytes = {v: one for v, one in large.items() if one.dtype != ir.DataType.STRING and one.dtype.bitwidth >= 8}
+    return {v: tensor for v, tensor in in_bytes.items() if v not in inside}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +125,13 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         SessionError: it can't be written.
     """
     large, folder = _large(model), _folder(model)
-    constants = [value for value in model.graph.initializers.values() if _is_needed(value)]
-    inside = {value: tensor for value, tensor in large.items() if not _lies_in(tensor, folder)}
+    values = model.graph.initializers.values()
+    constants = [v for v in values if v.uses() or v.is_graph_input() or v.is_graph_output()]  # or nobody asks for it
+    inside = {
+        value: tensor
+        for value, tensor in large.items()
+        if not isinstance(tensor, ir.ExternalTensor) or str(Path(tensor.base_dir).resolve()) != folder
+    }
     if sum(tensor.nbytes for tensor in inside.values()) > MOST_IN_MESSAGE:
         lending = LEND_ALL
     is_shared = lending is None or lending.is_shared
@@ -139,21 +140,15 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         data = b"".join([_serialized(model, rest), *_joined(inside)])
         lent = [value for value in large if lending is not None and lending.lends(value)]
     else:
-        data = _serialized(model, [_lent(value, inside[value]) if value in inside else value for value in constants])
+        given = {value: value for value in constants}
+        for value, tensor in inside.items():  # which say only that their content is given beside the model
+            shape, name = tensor_shape(tensor), str(value.name)
+            where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+            given[value] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=where)
+        data = _serialized(model, list(given.values()))
         lent = list(inside)
     weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
     return Message(data, folder, weights, is_shared)
-
-
-def _lent(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    """An initializer that says only that its content is given beside the model."""
-    where = ir.ExternalTensor("lent", 0, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name))
-    return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=where)
-
-
-def _is_plain(tensor: ir.TensorProtocol) -> bool:
-    """Whether its elements are whole bytes."""
-    return tensor.dtype != ir.DataType.STRING and tensor.dtype.bitwidth >= 8
 
 
 def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
@@ -178,11 +173,6 @@ def _folder(model: ir.Model) -> str | None:
     """The folder that a session reads external data from: that of a temporary file only where there is no other."""
     found = dict.fromkeys((FILES in tensor.meta, str(tensor.base_dir)) for tensor in external_tensors(model))
     return str(Path(min(found)[1]).resolve()) if found else None
-
-
-def _lies_in(tensor: ir.TensorProtocol, folder: str | None) -> bool:
-    """Whether a session finds a tensor in a folder."""
-    return isinstance(tensor, ir.ExternalTensor) and str(Path(tensor.base_dir).resolve()) == folder
 
 
 def _joined(weights: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[bytes]:

@@ -13,8 +13,7 @@ first, and one that isn't served is overtaken a few times at most.
    condition of their turn, which has the same lock; they hold no other meanwhile, but for ``_adding``.
 4. The lock of an arena that nobody runs in, to give its pages back.
 
-A run itself holds the locks of its model and arena (`memonger.runtime.places.ExecutionContext.run`), and takes none of
-these.
+A run itself holds the locks of its model and arena (`ExecutionContext.run`), and takes none of these.
 """
 
 import dataclasses
@@ -37,8 +36,8 @@ from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import ExecutionContext, IdleRelease
 from memonger.runtime.session import check_stamp, device_of, plans_of
 from memonger.runtime.weights import SharedWeights
 from memonger.serving.figures import Figure, WaitingTimes, text_of

@@ -12,8 +12,8 @@ from memonger.devices import CPU
 from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.execution_context import ExecutionContext
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.places import ExecutionContext
 from memonger.runtime.store import Store
 from memonger.units import shown
 

@@ -16,9 +16,8 @@ from itertools import pairwise
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import read_values
 from memonger.ir.marks import AGAIN, CHUNK, Chunk, chunk_of
-from memonger.ir.values import all_values, static_shape
+from memonger.ir.values import all_values, read_values, static_shape
 from memonger.tiling.axes import slicing
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal, Slicing

@@ -151,7 +151,7 @@ class SliceCheck:
             for number, array in results.items():
                 dtype = outputs[number].dtype
                 assert dtype is not None
-                ort.bind_output(binding, _name(outputs[number]), dtype, array.shape, array.ctypes.data)
+                ort.bind_outputs(binding, [(_name(outputs[number]), dtype, array.shape, array.ctypes.data)])
             session.run_with_iobinding(binding)
             return results
         except Exception as error:  # pybind exceptions share no base class

@@ -19,7 +19,7 @@ from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
 from memonger.planner.search_plan import prepare
-from memonger.runtime.chunked import cut_up
+from memonger.runtime.partition import cut_chunks
 from memonger.schedule import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
@@ -146,7 +146,7 @@ def _sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_of_one_structure_share_a_session() -> None:
     made = plan(convolutions(), chunks=BATCH)
     session = memonger.Session(made)
-    assert len(session.engines) == len(cut_up(made).groups) < BATCH
+    assert len(session.engines) == len(cut_chunks(made).groups) < BATCH
     check_as_stock(made, convolutions())
 
 
@@ -218,15 +218,19 @@ def test_sessions_of_chunks_take_and_give_what_others_do() -> None:
 
 @pytest.mark.usefixtures("_sharing")
 def test_outputs_that_nothing_computes_come_as_well() -> None:
-    """Constants, and inputs that are outputs: of plans with chunks as of others."""
+    """Constants, and inputs that are outputs, in memory of their own: of plans with chunks as of others."""
     model = convolutions()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(3, dtype=np.float32), "labels"))
     model.graph.output.append(helper.make_tensor_value_info("labels", onnx.TensorProto.FLOAT, [3]))
     model.graph.output.append(model.graph.input[0])
     feeds = feeds_of(model)
-    results = memonger.Session(plan(model, chunks=4)).run(feeds)
-    assert networks.same_bits(results, networks.run_stock(networks.stock(model), feeds))
-    assert not np.shares_memory(results["x"], feeds["x"])
+    for chunks in (4, "off"):
+        session = memonger.Session(plan(model, chunks=chunks))
+        for _ in range(2):
+            results = session.run(feeds)
+            assert networks.same_bits(results, networks.run_stock(networks.stock(model), feeds))
+            assert not np.shares_memory(results["x"], feeds["x"])
+            results["labels"][...] = 7
 
 
 def test_nodes_that_round_otherwise_on_slices_stay_whole() -> None:

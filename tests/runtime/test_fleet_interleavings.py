@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memonger
-from memonger.runtime import places
+from memonger.runtime import execution_context
 from memonger.serving import fleet as fleets
 from memonger.serving.fleet_memory import Need
 from tests.support.interleavings import DeadlockError, Stepped, explore
@@ -75,7 +75,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
 
     def make(steps: Stepped, *names: str, breaks: str = "", **options: Any) -> memonger.Fleet:
         monkeypatch.setattr(fleets, "threading", steps)
-        monkeypatch.setattr(places, "threading", steps)
+        monkeypatch.setattr(execution_context, "threading", steps)
         _Loaded.alive.clear()
         broken.clear()
         fleet = memonger.Fleet(**options)
@@ -122,7 +122,8 @@ def _explore(
 
         return SimpleNamespace(fleet=fleet, check=check, done=done, works=[lambda w=work: w(fleet) for work in works])
 
-    return explore(begin, _describe, ("serving/fleet.py", "runtime/places.py", "test_fleet_interleavings.py"))
+    stepped = ("serving/fleet.py", "runtime/execution_context.py", "test_fleet_interleavings.py")
+    return explore(begin, _describe, stepped)
 
 
 def _runs(*names: str) -> Callable[[memonger.Fleet], str]:

@@ -7,7 +7,7 @@ import pytest
 
 import memonger
 from memonger.errors import SessionError
-from memonger.runtime.loss_scale import GOOD_STEPS, LARGEST, LEAST, LossScale
+from memonger.runtime.state import GOOD_STEPS, LARGEST, LEAST, LossScale
 from tests.support.training_steps import batch, model, net
 
 

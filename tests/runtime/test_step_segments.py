@@ -2,6 +2,7 @@
 
 import os
 import signal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import memonger
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.graph import from_model
 from memonger.graph.verify import verify
-from memonger.runtime.program import expose, program_of
-from memonger.runtime.segments import Segment, segments_of
+from memonger.runtime.partition import Partition, partitions
+from memonger.runtime.program import program_of
 from tests.support.training_steps import batch, differentiated, model, net
 
 OPTIMIZERS: dict[str, Any] = {
@@ -158,28 +159,28 @@ def test_segments_compute_what_the_whole_computes(cuts: tuple[int, ...], choice:
     source = onnx.parser.parse_model(_CAPTURING)
     plan = memonger.search_plan(source, mode="inference", device="none")
     program = program_of(plan)
-    model = plan.model.clone()
-    expose(model, program.planned)
-    parts = [*segments_of(model, program, cuts)]
-    assert [name for part in parts for name in part.program.order] == list(program.order)
+    bounds = sorted({0, *cuts, len(program.order)})
+    parts = [*partitions(plan.model, program, pairwise(bounds))]
+    assert [name for part, _ in parts for name in part.program.order] == list(program.order)
     known: dict[str, Any] = {
         "x": np.arange(12, dtype=np.float32).reshape(3, 4) - 5,
         "c": np.array(choice),
     }
-    for part in parts:
-        known |= _run(part, known)
+    for part, cut in parts:
+        assert cut is not None
+        known |= _run(part, cut, known)
     names = [output.name for output in source.graph.output]
     stock = onnxruntime.InferenceSession(source.SerializeToString()).run(names, {k: known[k] for k in ("x", "c")})
     for name, array in zip(names, stock, strict=True):
         assert known[name].tobytes() == array.tobytes()
 
 
-def _run(part: Segment, known: dict[str, Any]) -> dict[str, Any]:
-    session = onnxruntime.InferenceSession(ir.to_proto(part.model).SerializeToString())
+def _run(part: Partition, model: ir.Model, known: dict[str, Any]) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     needed = [value.name for value in session.get_inputs()]
-    told = {tensor.name for tensor in part.received} | set(part.handed) | {i.name for i in part.program.inputs}
-    assert set(needed) == told
+    assert set(needed) == {tensor.name for tensor in part.borrowed} | set(part.live_ins)
     names = [value.name for value in session.get_outputs()]
+    assert set(names) == {tensor.name for tensor in part.program.planned} | set(part.live_outs)
     return dict(zip(names, session.run(names, {name: known[name] for name in needed}), strict=True))
 
 

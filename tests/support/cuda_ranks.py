@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     _fill(session, rank + 1)
     session.own_loss = lambda: (rank + 1.0, 1.0)  # type: ignore[method-assign]
     found["loss"] = session.step(batch)
-    arrays = (sessions._elements_of(bucket, session._arena) for bucket in session._bound[0].buckets)
+    arrays = (sessions._elements_of(bucket, session._arena) for bucket in session._buckets)
     begin = session._arena.address
     found["gradients"] = sorted({
         float(number)

@@ -17,7 +17,7 @@ from memonger.devices import PROVIDERS
 from memonger.distributed.engines import Array, Awaited, Handle, TorchEngine
 from memonger.distributed.nccl import NcclEngine
 from memonger.runtime import backend
-from memonger.runtime.arena import DeviceArray, HostArena
+from memonger.runtime.arena import Arena, DeviceArray
 
 
 class NearEngine(NcclEngine):
@@ -66,7 +66,7 @@ class NearEngine(NcclEngine):
         return TorchEngine._tensor(self, self._away)
 
 
-class _Apart(HostArena):
+class _Apart(Arena):
     """Memory that nobody reads but by asking."""
 
     def read(self, offset: int, dtype: Any, shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:

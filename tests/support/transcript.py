@@ -30,7 +30,7 @@ from click.testing import CliRunner
 
 import models.__main__
 from memonger.cli import commands
-from memonger.runtime.backend import HostBackend
+from memonger.runtime.host import HostBackend
 from tests.support import notebook
 
 ROOT = Path(__file__).parent.parent.parent

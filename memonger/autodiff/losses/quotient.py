@@ -8,9 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.losses.common import FLOAT, Built
-from memonger.graph.graph import read_values
 from memonger.ir.emitter import Emitter
-from memonger.ir.values import static_shape
+from memonger.ir.values import read_values, static_shape
 
 logger = logging.getLogger(__name__)
 

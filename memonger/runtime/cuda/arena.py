@@ -32,25 +32,20 @@ class DeviceArena(Arena):
         return content
 
     def elements(self, offset: int, dtype: np.dtype[Any], count: int) -> DeviceArray:
-        """Numbers of the device, where they lie until `discard`."""
         return DeviceArray(self.address + offset, dtype, count)
 
     def write(self, offset: int, content: np.ndarray) -> None:
-        """Copy an array to an offset."""
         whole = np.ascontiguousarray(content)
         if whole.nbytes:
             driver.to_device(self.device.index, self.address + offset, whole.ctypes.data, whole.nbytes)
 
     def copy_in(self, offset: int, source: int, size: int) -> None:
-        """Copy bytes from another address of the same device."""
         driver.within(self.device.index, self.address + offset, source, size)
 
     def copy_out(self, offset: int, target: int, size: int) -> None:
-        """Copy bytes to another address of the same device."""
         driver.within(self.device.index, target, self.address + offset, size)
 
     def fill(self, byte: int) -> None:
-        """Set every byte."""
         if self.size:
             driver.set_bytes(self.device.index, self.address, byte, self.size)
 

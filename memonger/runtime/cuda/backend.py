@@ -9,24 +9,22 @@ from memonger.errors import RuntimeUnavailableError
 from memonger.runtime.cuda import driver, missing
 from memonger.runtime.cuda.arena import DeviceArena
 from memonger.runtime.cuda.pool import Pool
+from memonger.runtime.host import FreeMemory, HostBackend
 
 
-class CudaBackend:
-    """See `memonger.runtime.backend.Backend`."""
+class CudaBackend(HostBackend):
+    """See `memonger.runtime.host.HostBackend`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
 
     def check(self) -> None:
-        """Check the driver, the device, CUDA's libraries and onnxruntime's CUDA provider."""
         missing.check(self.device)
 
     def count(self) -> int:
-        """How many devices the driver shows."""
         return driver.device_count()
 
     def unloaded(self) -> RuntimeUnavailableError:
-        """Says why onnxruntime can't load its CUDA provider."""
         return missing.unloaded(self.device)
 
     def machine_name(self) -> str:
@@ -55,15 +53,12 @@ class CudaBackend:
             options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
     def arena(self, size: int) -> DeviceArena:
-        """Memory of the device."""
         return DeviceArena(size, self.device)
 
     def pool(self) -> Pool:
-        """What hands out the session's device memory."""
         return Pool(self.device)
 
-    def room(self) -> driver.DriverMemory:
-        """How much memory is free, by the driver."""
+    def room(self) -> FreeMemory:
         return driver.room(self.device)
 
     def reserve(self, session: Any, size: int, *, exactly: bool = False) -> None:
@@ -75,5 +70,4 @@ class CudaBackend:
             session.create_ortvalue_from_shape_and_type([size], np.uint8, self.device.kind, self.device.index)
 
     def synchronize(self) -> None:
-        """Wait until all work on the device is done, whoever gave it."""
         driver.synchronize(self.device.index)

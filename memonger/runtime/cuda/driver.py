@@ -6,22 +6,14 @@ address of one is an address for all.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.runtime.cuda import missing
+from memonger.runtime.host import FreeMemory
 from memonger.units import format_size
-
-
-@dataclass(frozen=True, slots=True)
-class DriverMemory:
-    """Bytes of a device that are free, and all it has, by the driver's word: other processes' use counts as used."""
-
-    free: int
-    total: int
 
 
 def device_count() -> int:
@@ -49,11 +41,11 @@ def name(device: Device) -> str:
     return f"{text} ({major}.{minor})"
 
 
-def room(device: Device) -> DriverMemory:
+def room(device: Device) -> FreeMemory:
     """How much of the device's memory is free now."""
     with on(device.index) as driver:
         free, total = _done(driver.cuMemGetInfo(), "asking for free memory")
-        return DriverMemory(int(free), int(total))
+        return FreeMemory(int(free), int(total))
 
 
 @contextmanager

@@ -29,8 +29,18 @@ class Detached:
     data: bytes
     apart: tuple[Any, ...]
 
+    def restored(self) -> Any:
+        """The objects that `detach` was given, made anew."""
+        apart = self.apart
 
-def packed(value: Any, *kept: object) -> Detached:
+        class Reader(pickle.Unpickler):
+            def persistent_load(self, number: int) -> Any:
+                return apart[number]
+
+        return Reader(io.BytesIO(self.data)).load()
+
+
+def detach(value: Any, *kept: object) -> Detached:
     """Write objects out; large bytes, messages, what is lent to onnxruntime and ``kept`` stay as they are."""
     apart: list[Any] = []
     kept_as_it_is = set(map(id, kept))
@@ -46,13 +56,3 @@ def packed(value: Any, *kept: object) -> Detached:
     file = io.BytesIO()
     Writer(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return Detached(file.getvalue(), tuple(apart))
-
-
-def unpacked(what: Detached) -> Any:
-    """The objects that `packed` was given, made anew."""
-
-    class Reader(pickle.Unpickler):
-        def persistent_load(self, number: int) -> Any:
-            return what.apart[number]
-
-    return Reader(io.BytesIO(what.data)).load()

@@ -1,16 +1,18 @@
-"""Where loaded models run: arenas, each used by one run at a time, and given back to the system when nobody runs."""
+"""Execution contexts: arenas that loaded models run in, one run at a time, given back to the system in idle times."""
 
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.backend import backend
-from memonger.runtime.loaded_model import Bound, LoadedModel
+from memonger.runtime.executable import Executable
+from memonger.runtime.loaded_model import LoadedModel
 
 
 class ExecutionContext:
@@ -31,11 +33,11 @@ class ExecutionContext:
     def __init__(self, device: Device, size: int) -> None:
         self.touched = 0
         self.arena = backend(device).arena(size)
-        self._bound: dict[LoadedModel, list[Bound]] = {}
+        self._bound: dict[LoadedModel, list[Executable]] = {}
         self._lock = threading.Lock()
         self._is_released = False
 
-    def _bindings(self, model: LoadedModel) -> list[Bound]:
+    def _bindings(self, model: LoadedModel) -> list[Executable]:
         if self._is_released:
             self.arena.take_again()
             max([model, *tuple(self._bound)], key=lambda one: one.workspace_bytes).reserve()
@@ -53,8 +55,8 @@ class ExecutionContext:
         """Run a model here; see `memonger.Session.run`."""
         if not outputs:
             with self._lock:
-                for bound in () if self._is_released or model.is_closed else self._bound.get(model, ()):
-                    found = bound.run_plain(inputs, copy)
+                for executable in () if self._is_released or model.is_closed else self._bound.get(model, ()):
+                    found = executable.run_fast(inputs, copy)
                     if found is not None:
                         return found
         call = model.checked(inputs, outputs)
@@ -76,9 +78,8 @@ class ExecutionContext:
         """Give the arena's memory back to the system, once no run is under way; the next run takes it again."""
         with self._lock:
             if not self._is_released:
-                for bound in tuple(self._bound.values()):
-                    for one in bound:
-                        one.forget_results()
+                for executable in chain.from_iterable(tuple(self._bound.values())):
+                    executable.forget_results()
                 self.arena.discard()
                 self._is_released, self.touched = True, 0
                 if not self.arena.device.is_host:
