@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.shapes.ranges import DimRange, shapes_at
 from memonger.shapes.sizes import Sizes, SizesError
@@ -102,7 +103,7 @@ def test_shapes_are_those_of_the_kernels(sizes: tuple[int, int, int]) -> None:
     model = _model()
     feeds = _feeds(*sizes)
     loaded = ir.from_proto(model)
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules = Sizes(loaded)
     found = dict(zip(rules.names, rules.at({name: feed.shape for name, feed in feeds.items()}), strict=True))
     written = networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), feeds)
@@ -117,7 +118,7 @@ def test_noted_rules_give_at_other_sizes_what_the_rules_give() -> None:
     del model.graph.node[:], model.graph.output[:]
     model.graph.node.extend(kept)
     loaded = ir.from_proto(model)
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules, noted_from = Sizes(loaded), []
     at, axes = rules.at, {11: "b", 12: "s", 13: "h"}
     rules.at = lambda inputs: noted_from.append(inputs) or at(inputs)  # type: ignore[assignment,func-returns-value]
@@ -142,7 +143,7 @@ def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:
             i = NonZero(x) j = Relu(x) r = ConstantOfShape(k) y = Gather(x, i)
         }"""
     )
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     rules = Sizes(model)
     assert dict(zip(rules.names, rules.at({"x": (3,), "k": (1,)}), strict=True)) == {
         "i": None, "j": (3,), "r": None, "y": None
@@ -179,7 +180,7 @@ def test_a_branch_whose_shapes_do_not_go_together_gives_none() -> None:
             y = If(c) <then_branch = t () => (float[n,s] u) { u = MatMul(x, w) },
                        else_branch = e () => (float[n,s] v) { v = Relu(x) }> }"""
     )
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     rules = Sizes(model)
     assert rules.at({"x": (2, 3), "c": (), "w": (3, 3)}) == ((2, 3),)
     assert rules.at({"x": (2, 4), "c": (), "w": (3, 3)}) == (None,)
