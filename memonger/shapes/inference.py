@@ -15,7 +15,7 @@ from memonger.ir.model import Model
 from memonger.ir.tensors import in_memory
 from memonger.ir.values import INFERENCE_ERRORS, SMALL, all_values, dense, graphs, static_shape, tensor_shape
 from memonger.shapes.folding import fold_shape_arithmetic, run_time_sized
-from memonger.shapes.runtime_types import complete_shapes, complete_types
+from memonger.shapes.runtime_types import complete_types
 
 LONG = 1 << 20
 """Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
@@ -70,7 +70,6 @@ def _infer_and_fold(model: Model) -> Exception | None:
     while fold_shape_arithmetic(model.ir):
         if _has_unknown(model.graph):
             complaint = infer_once(model)
-    complete_shapes(model.ir)
     return complaint
 
 
