@@ -84,7 +84,7 @@ class Sizes:
         steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in graph}
         self._steps = tuple(step for found in steps.values() for step in found or ())
         self.open_nodes = {str(node.name): operator_name(node) for node, found in steps.items() if found is None}
-        by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
+        by_content = {value for step in self._steps if step.evaluate is not None for value in step.writes}
         self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
 
     def at(self, inputs: Mapping[str, Shape]) -> tuple[Shape | None, ...]:
@@ -148,12 +148,12 @@ def _compute(step: _NodeSizes, shapes: list[Any], known: dict[int, np.ndarray]) 
     for shape in found:
         if shape is not None and any(dim < 0 for dim in shape):
             raise ValueError(f"a dimension is below 0: {list(shape)}")
-    content = None if step.evaluate is None else _content(step, step.evaluate, given, found[0], known)
+    content = None if step.evaluate is None else _content(step, step.evaluate, given, found, known)
     for number, shape in zip(step.writes, found, strict=True):
         if shape is not None:
             shapes[number] = shape
     if content is not None:
-        known[step.writes[0]] = content
+        known.update(zip(step.writes, content, strict=True))
 
 
 def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
@@ -162,22 +162,24 @@ def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
 
 
 def _content(
-    step: _NodeSizes, how: contents.Evaluate | str, given: Sequence[Any], shape: Any, known: Mapping[int, np.ndarray]
-) -> np.ndarray | None:
-    """The content of a node's output of that shape; None where it isn't small, or not all that it needs is known."""
-    if math.prod(shape) > SMALL:
+    step: _NodeSizes, how: contents.Evaluate | str, given: Sequence[Any], shapes: Sequence[Any],
+    known: Mapping[int, np.ndarray],
+) -> Sequence[np.ndarray] | None:  # fmt: skip
+    """The contents of a node's outputs of those shapes; None where they aren't small, or what they need isn't known."""
+    if sum(map(math.prod, shapes)) > SMALL:
         return None
     if isinstance(how, str):
         start, _, end = how.partition(":")
         whole = given[0][int(start) : int(end)] if end else (math.prod(given[0]),)
-        return contents.integers(whole if end else whole[0])
+        return (contents.integers(whole if end else whole[0]),)
     arrays = [known.get(number) for number in step.reads]
     if _is_lacking(step.reads, arrays):
         return None
-    result = how(arrays)
-    if result.shape != shape:
-        raise ValueError(f"its content has shape {list(result.shape)}, by its rule it has {list(shape)}")
-    return result
+    found = how(arrays)
+    for content, shape in zip(found, shapes, strict=True):
+        if content.shape != shape:
+            raise ValueError(f"its content has shape {list(content.shape)}, by its rule it has {list(shape)}")
+    return found
 
 
 def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
@@ -311,7 +313,7 @@ def _step(
         writes=tuple(numbers[value] for value in node.outputs),
         decisive=decisive if any(decisive) else (),
         anyway=facts(node).sized_anyway,
-        evaluate=_how(node, site) if node.outputs and node.outputs[0] in wanted else None,
+        evaluate=_how(node, site) if not wanted.isdisjoint(node.outputs) else None,
     )
 
 

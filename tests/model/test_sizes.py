@@ -5,8 +5,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import memonger
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
+from memonger.ir.values import static_shape
 from memonger.shapes.ranges import DimRange, shapes_at
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.shapes.traced_sizes import TracedSizes
@@ -41,7 +43,9 @@ MOVEMENT = """
     r19, r20 = TopK<axis=1>(t, half) fs = Cast<to=1>(s) f2 = Mul(fs, scale) fl = Floor(f2) fi = Cast<to=7>(fl)
     r21 = ConstantOfShape(fi) biggest = Max(s, two) both = Concat<axis=0>(biggest, half) r22 = ConstantOfShape(both)
     r23 = Trilu(t) r24 = ScatterElements<axis=1>(t, at3, up) lot = ReduceProd<keepdims=1>(target) neg = Abs(lot)
-    r25 = ConstantOfShape(neg)
+    r25 = ConstantOfShape(neg) dims = Shape(t) d0, d1, d2 = Split<num_outputs=3>(dims) r26 = ConstantOfShape(d1)
+    d3, d4 = Split(dims, parts) flat = Flatten<axis=0>(d3) row = Squeeze(flat, zero) r27 = ConstantOfShape(row)
+    power = Pow(two, two) put = ScatterND(grown, last, power) r28 = ConstantOfShape(put)
 """
 REDUCTIONS = """
     e0 = ReduceMean(t, m1) e1 = ReduceSum<keepdims=0>(t, one) e2 = ReduceMax(t) e3 = ArgMax<axis=1, keepdims=0>(t)
@@ -82,7 +86,7 @@ def _model() -> onnx.ModelProto:
         "reps": np.array([1, 2, 3], np.int64), "start": np.array(1, np.int64), "step": np.array(2, np.int64),
         "one": np.array([1]), "ten": np.array([10]), "m1": np.array([-1]), "zero": np.array([0]), "two": np.array([2]),
         "back": np.array([-3]), "axis": np.array(-1, np.int32), "values": np.array([0, 1], np.float32),
-        "scale": np.array(0.3, np.float32),
+        "scale": np.array(0.3, np.float32), "last": np.array([[3]]), "parts": np.array([2, 1]),
     }  # fmt: skip
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
     model.graph.output.extend(
@@ -184,3 +188,25 @@ def test_a_branch_whose_shapes_do_not_go_together_gives_none() -> None:
     rules = Sizes(model)
     assert rules.at({"x": (2, 3), "c": (), "w": (3, 3)}) == ((2, 3),)
     assert rules.at({"x": (2, 4), "c": (), "w": (3, 3)}) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes", "shape"),
+    [
+        (9, "s = Shape(x) b = Slice<starts=[0], ends=[1]>(s) t = Concat<axis=0>(b, m1) y = Reshape(x, t)", (2, 12)),
+        (20, "s = Shape(x) a, b, c = Split<num_outputs=3>(s) t = Concat<axis=0>(c, m1) y = Reshape(x, t)", (4, 6)),
+        (20, "s = Shape(x) n = Neg(s) k = Max(n, s) t = Concat<axis=0>(k, one) y = Expand(x3, t)", (2, 3, 4, 1)),
+        (20, "d = DequantizeLinear(q, u) s = Shape(d) t = Concat<axis=0>(m1, s) y = Reshape(x, t)", (4, 6)),
+    ],
+)
+def test_shape_arithmetic_is_folded(opset: int, nodes: str, shape: tuple[int, ...]) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+        g (float[2,3,4] x, float[4,1] x3, uint8[6] q, float u) => (float[n] y)
+        <int64[1] m1 = {{-1}}, int64[1] one = {{1}}> {{
+            {nodes} }}"""
+    loaded = memonger.load(onnx.parser.parse_model(text))
+    node = loaded.graph.node(-1)
+    assert static_shape(node.outputs[0]) == shape
+    assert node.inputs[1] is not None
+    assert node.inputs[1].is_initializer()
+    assert not any(each.op_type == "Shape" for each in loaded.graph)
