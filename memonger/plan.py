@@ -21,7 +21,7 @@ from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
 from memonger.ir import training_roles
-from memonger.ir.model import Model
+from memonger.ir.model import Model, PassRecord
 from memonger.ir.save import as_proto, check_not_its_weights
 from memonger.ir.tensors import inner_bytes
 from memonger.ir.training_roles import Training
@@ -181,6 +181,7 @@ class Plan(BasePlan, Header):
         files: Keeps temporary files alive that the model's tensors lie in.
         weight_digests: Digests of the weights in the file that the plan is from, if any; None where there are none.
         spent: What of the model was run to plan it; None for a plan from a file.
+        passes: The passes that changed the model on the way from its source; none are known of a plan from a file.
     """
 
     model: ir.Model
@@ -194,6 +195,7 @@ class Plan(BasePlan, Header):
     files: object = None
     weight_digests: Mapping[str, str] | None = None
     spent: Spent | None = None
+    passes: tuple[PassRecord, ...] = ()
 
     @cached_property
     def overhead(self) -> float:

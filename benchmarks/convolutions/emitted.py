@@ -33,7 +33,7 @@ def emitted(layer: Layer, quantity: str, device: Device = CPU) -> tuple[onnx.Mod
     model.graph.extend(op.nodes)
     model.graph.inputs[:] = [value for value in (dy, x, w) if value.uses()]
     if device.kind == "cuda":
-        model = cuda.write_out(Model(model, "emitted")).ir
+        cuda.write_out_for_cuda(Model(model, "emitted"))
     proto = ir.to_proto(model)
     expose(proto)
     return proto, name

@@ -4,25 +4,27 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import onnx_ir as ir
 
 from memonger.autodiff import backward, losses, optimizers, training_mode
-from memonger.autodiff.expand import expand, write_out_bodies
+from memonger.autodiff.expand import expand_operators, write_out_bodies
 from memonger.autodiff.kept_casts import keep_smaller
 from memonger.autodiff.mixed_precision import TYPES, precision_of
 from memonger.autodiff.over_ranks import means_over_ranks
 from memonger.autodiff.rules import random
 from memonger.autodiff.separate import separate_parameters
-from memonger.autodiff.transposes import fold_into_products, move_to_products
+from memonger.autodiff.transposes import fold_transposes_into_products, move_transposes_to_products
 from memonger.autodiff.updates import Optimizer, Updater, loss_scale
 from memonger.errors import PlanError
-from memonger.graph.schedule import updates_last
+from memonger.graph.schedule import put_updates_last
 from memonger.ir import training_roles
 from memonger.ir.emitter import Emitter, collecting_later
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
+from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.ir.unused import remove_unused
 from memonger.ir.values import all_values, is_floating
@@ -115,27 +117,47 @@ def _differentiate(
         wrt = tuple(first.gradients)
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
-    copy = raise_opset(model.clone())
-    name_nodes(copy.ir)
+    copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     if loss is not None:
         _warn_of_inference_norms(copy)
     if keep_random:
         random.fix_seeds(copy.ir)
-    work = _Differentiation(copy, Emitter(copy.ir), keep_random)
+    op = Emitter(copy.ir)
+    work = _Differentiation(copy, op)
     work.roles = model.training or training_mode.roles_of_statistics(copy, work.op)
     if first is not None:
         work.take_over(first)
     work.list_inputs([*chosen, *work.roles.statistics])
-    expand(copy.ir, work.op, keep_random=keep_random)
     scaled = precision_of(copy.ir) == "float16" and (optimizer is not None or accumulate != "no")
-    _start(work, loss, scaled, chosen if accumulate != "no" else None)
-    _write_bodies(work, chosen)
-    move_to_products(copy.ir, work.op)
-    fold_into_products(copy.ir, work.op)
-    weight = work.output(work.parts[1]) if work.parts else None
-    _backward(work, chosen, Updater(work.op, work.loss, optimizer, clip_norm, accumulate, ema, weight))
-    _finish(work, model.ir)
-    return copy
+
+    def needed() -> list[ir.Node]:
+        nodes = list(copy.graph)
+        return backward.needed_nodes(nodes, backward.active_values(nodes, work.values(chosen)), work.seeds())
+
+    def attach_loss(_: Model) -> bool:
+        _start(work, loss, scaled, chosen if accumulate != "no" else None)
+        return loss is not None
+
+    def check_rules(_: Model) -> None:
+        _check_rules(work, chosen, needed())
+
+    def write_backward_pass(_: Model) -> bool:
+        weight = work.output(work.parts[1]) if work.parts else None
+        _backward(work, chosen, Updater(op, work.loss, optimizer, clip_norm, accumulate, ema, weight))
+        training_roles.write(copy.ir, work.roles)
+        return True
+
+    expand = partial(expand_operators, op=op, keep_random=keep_random)
+    made = run_passes(
+        copy, "differentiate",
+        expand, attach_loss, partial(write_out_bodies, op=op, needed=needed), expand, check_rules,
+        partial(move_transposes_to_products, op=op), partial(fold_transposes_into_products, op=op),
+        write_backward_pass, remove_unused, put_updates_last,
+    )  # fmt: skip
+    if forward_model.KEY not in made.ir.metadata_props:  # `to_training_mode` puts the inference form there
+        forward_model.embed(made.ir, model.ir, work.roles)
+    made.ir.metadata_props.pop(parameters.KEY, None)
+    return made
 
 
 @dataclass(slots=True)
@@ -147,7 +169,6 @@ class _Differentiation:
     Attributes:
         model: The copy that is changed.
         op: Where nodes go.
-        keep_random: Random operators stay as they are.
         roles: The roles of its inputs and outputs.
         loss_name: The output that is differentiated, if any.
         parts: Names of its sum and its weight, where there are any.
@@ -156,7 +177,6 @@ class _Differentiation:
 
     model: Model
     op: Emitter
-    keep_random: bool
     roles: Training = field(default_factory=Training)
     loss_name: str | None = None
     parts: tuple[str, ...] = ()
@@ -278,18 +298,10 @@ def _start(
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
 
 
-def _write_bodies(work: _Differentiation, chosen: Sequence[str]) -> None:
-    """Write out what has a function body and no rule, and see to it that nothing is left without one."""
-
-    def needed() -> list[ir.Node]:
-        nodes = list(work.model.graph)
-        return backward.needed_nodes(nodes, backward.active_values(nodes, work.values(chosen)), work.seeds())
-
-    write_out_bodies(work.model, needed)
-    work.op.learn_names(work.model.ir)
-    expand(work.model.ir, work.op, keep_random=work.keep_random)
+def _check_rules(work: _Differentiation, chosen: Sequence[str], needed: list[ir.Node]) -> None:
+    """Check that no needed node is without a rule, and that the loss depends on a parameter."""
     wrt = work.values(chosen)
-    backward.check_rules(needed(), wrt, work.model.name)
+    backward.check_rules(needed, wrt, work.model.name)
     active = backward.active_values(list(work.model.graph), wrt)
     if not any(seed in active for seed in work.seeds()):
         raise PlanError(
@@ -373,13 +385,3 @@ class _Namer:
         value.name = self.work.op.fresh(name)
         self.used.add(value)
         return value
-
-
-def _finish(work: _Differentiation, source: ir.Model) -> None:
-    model = work.model.ir
-    training_roles.write(model, work.roles)
-    remove_unused(model)
-    updates_last(model, work.roles)
-    if forward_model.KEY not in model.metadata_props:  # `to_training_mode` puts the inference form there
-        forward_model.embed(model, source, work.roles)
-    model.metadata_props.pop(parameters.KEY, None)

@@ -4,7 +4,7 @@ Rules are written for one version of the operators. What has an expansion is wri
 nor expansion but a function body in the standard is written out as its body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -19,25 +19,22 @@ from memonger.ir.values import static_shape, subgraphs
 ROUNDS = 16  # bodies within bodies; the standard's are three deep
 
 
-def expand(model: ir.Model, op: Emitter, *, keep_random: bool = False) -> None:
-    """Write every operator that has an expansion as that; with ``keep_random`` all but random ones."""
-    into = Replacer(model.graph, op)
+def expand_operators(model: Model, op: Emitter, *, keep_random: bool = False) -> bool:
+    """A pass: every operator that has an expansion is written as that; with ``keep_random`` all but random ones."""
     behind_unknown = False  # whether a node was replaced whose outputs' shapes onnx couldn't tell
-    for node in list(model.graph):
-        if node in into.gone:
-            continue
+
+    def write(op: Emitter, node: ir.Node) -> Sequence[ir.Value | None] | None:
+        nonlocal behind_unknown
         if behind_unknown and _infers(node):
             op.infer(node)
         rule = EXPANSIONS.get(operator_name(node))
         unknown = any(v is not None and (v.dtype is None or static_shape(v) is None) for v in node.inputs)
         if rule is None or (keep_random and facts(node).random) or (node.domain and unknown):
-            continue
+            return None
         behind_unknown = behind_unknown or any(v.name and static_shape(v) is None for v in node.outputs)
-        with op.at(str(node.name)):
-            results = rule(op, node)
-        if results is not None:
-            into.replace(node, results)
-    into.finish()
+        return rule(op, node)
+
+    return Replacer(model.graph, op).replace_each(write) > 0
 
 
 def _infers(node: ir.Node) -> bool:
@@ -47,16 +44,14 @@ def _infers(node: ir.Node) -> bool:
     return node.domain == "" and before and not after and not subgraphs(node) and not facts(node).sized_at_run_time
 
 
-def write_out_bodies(model: Model, needed: Callable[[], list[ir.Node]]) -> None:
-    """Write out the function bodies of needed nodes that have no rule, as often as bodies hold such nodes."""
+def write_out_bodies(model: Model, op: Emitter, needed: Callable[[], list[ir.Node]]) -> bool:
+    """A pass: needed nodes that have no rule but a function body are that, as often as bodies hold such nodes."""
     opset = int(model.ir.opset_imports[""])
-    for _ in range(ROUNDS):
-        without = [node for node in needed() if not _has_rule(node)]
+    for number in range(ROUNDS):
+        without = [n for n in needed() if not (facts(n).without_gradient or (n.domain == "" and n.op_type in RULES))]
         known = [node for node in without if function_bodies.body_of(node, opset) is not None]
         if not known:
-            return
+            return number > 0
         function_bodies.write_out(model, known)
-
-
-def _has_rule(node: ir.Node) -> bool:
-    return facts(node).without_gradient or (node.domain == "" and node.op_type in RULES)
+        op.learn_names(model.ir)
+    return True

@@ -12,7 +12,7 @@ from memonger.ir.model import Model
 from memonger.ir.rewrite import insert_for
 from memonger.ir.values import static_shape
 from memonger.model import load
-from memonger.shapes.inference import infer
+from memonger.shapes.inference import infer_shapes
 
 _DOMAIN = "memonger.body"
 
@@ -65,7 +65,7 @@ def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
     inline(model.ir)
     model.ir.opset_imports.pop(_DOMAIN, None)
     load.lift_constants(model)
-    infer(model)
+    infer_shapes(model)
 
 
 def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:

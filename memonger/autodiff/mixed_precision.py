@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -19,12 +19,13 @@ import onnx
 import onnx_ir as ir
 
 from memonger.autodiff.separate import separate_parameters, statistics_of_norms
-from memonger.autodiff.transposes import fold_into_products
+from memonger.autodiff.transposes import fold_transposes_into_products
 from memonger.errors import PlanError
 from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import facts
+from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.ir.values import NARROW, all_values, subgraphs
 from memonger.model import forward_model, parameters
@@ -90,27 +91,37 @@ def to_mixed_precision(
     _check(model)
     model = separate_parameters(model)
     trained = parameters.trainable(model)
-    copy = raise_opset(model.clone())
-    name_nodes(copy.ir)
+    copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     work = _Narrowing(copy.ir, Emitter(copy.ir), TYPES[precision], frozenset(trained))
-    fold_into_products(copy.ir, work.op)
-    for node in list(copy.graph):
-        with work.op.at(str(node.name)):
-            _turn(work, node)
-    if not work.products:
-        none = " (up to operator set 21 ONNX has no convolutions in bfloat16)" if precision == "bfloat16" else ""
-        raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
-    _widen_outputs(work)
+    fold, narrow = partial(fold_transposes_into_products, op=work.op), partial(narrow_products, work=work)
+    copy = run_passes(copy, "differentiate", fold, narrow)
     copy.ir.metadata_props[parameters.KEY] = json.dumps(list(trained))
-    for value in list(copy.graph.initializers.values()):
-        if not (value.uses() or value.is_graph_output()):  # constants of 16 bits stand for it
-            del copy.graph.initializers[str(value.name)]
     if forward_model.KEY not in copy.ir.metadata_props:
         updated = statistics_of_norms(model.ir)  # by `to_training_mode`, which may follow
         forward_model.embed(copy.ir, model.ir, Training(parameters=(*trained, *updated)))
     copy.ir.metadata_props[KEY] = precision
     logger.info("%s: %d products in %s.", model.name, work.products, precision)
     return copy
+
+
+def narrow_products(model: Model, work: "_Narrowing") -> bool:
+    """A pass: products are in 16 bits, and what goes with them; the graph's outputs stay float32.
+
+    Raises:
+        PlanError: the model has no product of float32 values.
+    """
+    for node in list(model.graph):
+        with work.op.at(str(node.name)):
+            _turn(work, node)
+    if not work.products:
+        precision = next(name for name, dtype in TYPES.items() if dtype == work.narrow)
+        none = " (up to operator set 21 ONNX has no convolutions in bfloat16)" if precision == "bfloat16" else ""
+        raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
+    _widen_outputs(work)
+    for value in list(model.graph.initializers.values()):
+        if not (value.uses() or value.is_graph_output()):  # constants of 16 bits stand for it
+            del model.graph.initializers[str(value.name)]
+    return True
 
 
 def precision_of(model: ir.Model) -> str | None:

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import onnx_ir as ir
 
@@ -18,6 +19,7 @@ from memonger.ir import training_roles
 from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
+from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.ir.unused import remove_unused
 from memonger.ir.values import input_at
@@ -70,10 +72,20 @@ def to_training_mode(
         raise PlanError(f"{model.name} is in training form already.")
     model = separate_parameters(model)
     trained = parameters.trainable(model)
-    copy = raise_opset(model.clone())
-    name_nodes(copy.ir)
+    copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     work = _TrainingForm(copy, Emitter(copy.ir), momentum, sync_batch_norm)
     work.updates.update(statistics_of(copy.ir))
+    turn = partial(turn_to_training_form, work=work, dropout=dropout)
+    give_out = partial(give_out_statistics, work=work, trained=trained)
+    copy = run_passes(copy, "differentiate", turn, give_out, remove_unused)
+    if forward_model.KEY not in copy.ir.metadata_props:  # `to_mixed_precision` puts the float32 model there
+        roles = training_roles.read(copy.ir, copy.name) or Training()
+        forward_model.embed(copy.ir, model.ir, replace(roles, parameters=trained))
+    return copy
+
+
+def turn_to_training_form(model: Model, work: "_TrainingForm", *, dropout: bool) -> bool:
+    """A pass: BatchNormalization normalizes by the batch and moves its statistics, and Dropout drops where asked to."""
     turned = _turn_norms(work, lambda node: _is_inference_norm(node) or _loses_statistics(node))
     dropped = _turn_dropouts(work) if dropout else 0
     if not turned and not dropped and not work.updates:
@@ -83,8 +95,19 @@ def to_training_mode(
             model.name,
         )
     logger.info("%s: %d BatchNormalization and %d Dropout turned into training form.", model.name, turned, dropped)
-    _finish(work, trained, model.ir)
-    return copy
+    return turned + dropped > 0
+
+
+def give_out_statistics(model: Model, work: "_TrainingForm", trained: Sequence[str]) -> bool:
+    """A pass: new running statistics are outputs, and the model says what its inputs and outputs are for."""
+    outputs = [str(value.name) for value in model.graph.outputs if value.name not in work.updates.values()]
+    before = len(model.graph.outputs)
+    _output_statistics(work)
+    scalars = {role: str(value.name) for role, value in work.op.scalars.items()}
+    roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates), scalars=scalars)
+    training_roles.write(model.ir, roles)
+    model.ir.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
+    return len(model.graph.outputs) > before
 
 
 @dataclass(slots=True)
@@ -329,16 +352,3 @@ def _output_statistics(work: _TrainingForm) -> None:
         new.name = work.op.fresh(f"{old.name}.next")
         work.model.graph.outputs.append(new)
         work.updates[str(old.name)] = str(new.name)
-
-
-def _finish(work: _TrainingForm, trained: tuple[str, ...], source: ir.Model) -> None:
-    model, graph = work.model.ir, work.model.graph
-    outputs = [str(value.name) for value in graph.outputs if value.name not in work.updates.values()]
-    _output_statistics(work)
-    remove_unused(model)
-    scalars = {role: str(value.name) for role, value in work.op.scalars.items()}
-    roles = Training(outputs=tuple(outputs), updates=work.updates, statistics=tuple(work.updates), scalars=scalars)
-    training_roles.write(model, roles)
-    model.metadata_props[parameters.KEY] = json.dumps([name for name in trained if name not in work.updates])
-    if forward_model.KEY not in model.metadata_props:  # `to_mixed_precision` puts the float32 model there
-        forward_model.embed(model, source, replace(roles, parameters=trained))

@@ -9,24 +9,24 @@ import math
 import onnx_ir as ir
 
 from memonger.ir.emitter import Emitter
+from memonger.ir.model import Model
 from memonger.ir.rewrite import Replacer
 from memonger.ir.values import is_floating, static_shape, swapped_axes
 
 
-def move_to_products(model: ir.Model, op: Emitter) -> None:
-    """Bring Transposes of stacks of matrices right before the products that read them, where gradients cancel them.
+def move_transposes_to_products(model: Model, op: Emitter) -> bool:
+    """A pass: Transposes of stacks of matrices come right before the products that read them: gradients cancel them.
 
     Attention is exported with a Reshape to one stack before the Transpose, one back behind it, and then a scale.
     """
-    into = Replacer(model.graph, op)
-    for node in list(model.graph):
-        if node.domain or node in into.gone:
-            continue
-        with op.at(str(node.name)):
-            y = _of_stacks(op, node) if node.op_type == "Reshape" else _scaled_before(op, node)
-        if y is not None:
-            into.replace(node, (y,))
-    into.finish()
+
+    def write(op: Emitter, node: ir.Node) -> tuple[ir.Value] | None:
+        if node.domain:
+            return None
+        y = _of_stacks(op, node) if node.op_type == "Reshape" else _scaled_before(op, node)
+        return None if y is None else (y,)
+
+    return Replacer(model.graph, op).replace_each(write) > 0
 
 
 def _of_stacks(op: Emitter, node: ir.Node) -> ir.Value | None:
@@ -62,20 +62,19 @@ def _only_producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     return node if node is not None and node.op_type == op_type and not node.domain else None
 
 
-def fold_into_products(model: ir.Model, op: Emitter) -> None:
-    """Let products read transposed matrices by Gemm's ``transA`` and ``transB``; Transposes nobody reads go."""
-    into = Replacer(model.graph, op)
-    for node in list(model.graph):
-        if node.domain or node.op_type not in ("MatMul", "Gemm") or node in into.gone:
-            continue
+def fold_transposes_into_products(model: Model, op: Emitter) -> bool:
+    """A pass: products read transposed matrices by Gemm's ``transA`` and ``transB``; Transposes nobody reads go."""
+
+    def write(op: Emitter, node: ir.Node) -> tuple[ir.Value] | None:
+        if node.domain or node.op_type not in ("MatMul", "Gemm"):
+            return None
         a, b = (_matrix_behind(v) for v in node.inputs[:2])
         if a is None and b is None:
-            continue
-        with op.at(str(node.name)):
-            y = _gemm(op, node, a, b) if node.op_type == "Gemm" else _product(op, node, a, b)
-        if y is not None:
-            into.replace(node, (y,))
-    into.finish()
+            return None
+        y = _gemm(op, node, a, b) if node.op_type == "Gemm" else _product(op, node, a, b)
+        return None if y is None else (y,)
+
+    return Replacer(model.graph, op).replace_each(write) > 0
 
 
 def _matrix_behind(value: ir.Value | None) -> ir.Value | None:

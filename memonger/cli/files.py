@@ -98,7 +98,7 @@ def _layers(
     if planned is None:
         if timed or batch is not None or dims:
             read = load(path, batch=batch, dims=dims)
-            name_nodes(read.ir)
+            name_nodes(read)
         else:
             with suppress(LoadError):  # what can't be inferred is shown as unknown
                 infer_once(read)

@@ -79,6 +79,8 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
         count = len(record["unplanned_values"])
         console.print(f"Values of a size or type that can't be planned, left to the runtime: {count}.")
     if details:
+        if record["passes"]:
+            console.print(text.passes_table(record["passes"]))
         if made.outcome is not None and made.outcome.candidates:
             console.print(text.candidates_table(made.outcome.candidates))
         console.print(details_table(record, made.lower_bound_bytes))

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph.graph import Alias, Graph, needed_by
 from memonger.ir.marks import AGAIN
+from memonger.ir.model import Model
 from memonger.ir.names import fresh
-from memonger.ir.training_roles import Training
 from memonger.ir.values import read_values
 
 OF_NODE = ("ops", "forward", "costs", "workspace")
@@ -200,21 +200,23 @@ def _again(
     )
 
 
-def updates_last(model: ir.Model, roles: Training | None) -> None:
-    """Put what the verdicts of a training step don't need behind them: new running statistics are computed before.
+def put_updates_last(model: Model) -> bool:
+    """A pass: what the verdicts of a training step don't need is behind them, though new running statistics come early.
 
     All else keeps its order, and so does a model without verdicts.
     """
+    roles = model.training
     verdicts = [] if roles is None else [v for v in model.graph.outputs if v.name in roles.verdicts]
     makers = {v.producer() for v in verdicts} - {None}
     if roles is None or not makers:
-        return
+        return False
     nodes = list(model.graph)
     wanted = needed_by(v for v in model.graph.outputs if v.name in (*roles.verdicts, *roles.outputs))
     last = max(number for number, node in enumerate(nodes) if node in makers)
     early = [node for node in nodes[:last] if node not in wanted]
     model.graph.remove(early)
     model.graph.insert_after(nodes[last], early)
+    return bool(early)
 
 
 def state_last(model: ir.Model, state: Mapping[str, str]) -> None:

@@ -379,16 +379,21 @@ def _misuse(node: ir.Node, signature: _Signature) -> str | None:
     return None
 
 
-def sort(model: Model) -> None:
-    """Put every node after the nodes it reads from, where that isn't so yet."""
+def sort_nodes(model: Model) -> bool:
+    """A pass: every node stands after the nodes it reads from. In an order in which they do they stay.
+
+    Raises:
+        LoadError: the graph has a cycle.
+    """
     if all(is_sorted(graph) for graph in graphs(model.ir)):
-        return
+        return False
     try:
         model.graph.sort()
     except ValueError as error:
         raise LoadError(
             f"{model.name}: its graph has a cycle, so no order can run it: {', '.join(_cycle(model.graph))}."
         ) from error
+    return True
 
 
 def is_sorted(graph: ir.Graph) -> bool:

@@ -198,12 +198,11 @@ def without_slice(name: str) -> str:
     return _CHUNK_NAME.split(name)[0]
 
 
-def forget_composites(model: ir.Model) -> None:
-    """Take the names of composites off the nodes."""
-    for node in model.graph:
-        node.metadata_props.pop(COMPOSITE, None)
-        node.metadata_props.pop(DepthwiseWeight.KEY, None)
-        node.metadata_props.pop(TURNED_WEIGHT, None)
+def forget_composites(model: Model) -> bool:
+    """A pass: no names of composites on the nodes."""
+    keys = (COMPOSITE, DepthwiseWeight.KEY, TURNED_WEIGHT)
+    found = [node.metadata_props.pop(key, None) for node in model.graph for key in keys]
+    return any(one is not None for one in found)
 
 
 def forget_parts(model: ir.Model) -> None:
@@ -219,46 +218,35 @@ def origins(model: ir.Model) -> dict[str, str]:
     return {str(v.name): part for node, part in parts if part for v in node.outputs}
 
 
-def select(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> Model:
-    """The model with ``force_mirroring`` on the nodes that patterns name.
+def mark_nodes(model: Model, mirror: Sequence[str], keep: Sequence[str]) -> bool:
+    """A pass: ``force_mirroring`` is on the nodes that patterns name.
 
     Args:
-        model: Not changed.
+        model: The model.
         mirror: Glob patterns of nodes to recompute: a node's name, operator or output.
         keep: Of nodes to keep; they overrule ``mirror``.
 
     Raises:
         PlanError: a pattern names no node.
     """
-    if not mirror and not keep:
-        return model
-    copy = model.ir.clone()
     for patterns, decision in ((mirror, "True"), (keep, "False")):
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            matching = [node for node in copy.graph if _matches(node, pattern)]
+            matching = [node for node in model.graph if matches(_names_of(node), pattern)]
             if not matching:
-                types = ", ".join(sorted({node.op_type for node in copy.graph})[:12])
+                types = ", ".join(sorted({node.op_type for node in model.graph})[:12])
+                names = [name for node in model.graph for name in _names_of(node)]
                 raise PlanError(
                     f"{model.name}: '{pattern}' names no node: give a node's name, its operator ({types} ...) or its "
-                    f"output; * and ? stand for any letters.{did_you_mean(pattern, _names(copy))}"
+                    f"output; * and ? stand for any letters.{did_you_mean(pattern, names)}"
                 )
             for node in matching:
                 node.metadata_props[FORCE] = decision
                 node.metadata_props.pop(PART, None)
-    return dataclasses.replace(model, ir=copy)
-
-
-def _names(model: ir.Model) -> list[str]:
-    """All that a pattern may name."""
-    return [name for node in model.graph for name in _names_of(node)]
+    return bool(mirror or keep)
 
 
 def _names_of(node: ir.Node) -> tuple[str, ...]:
     return (node.name or "", node.op_type, *(str(v.name) for v in node.outputs if v.name))
-
-
-def _matches(node: ir.Node, pattern: str) -> bool:
-    return matches(_names_of(node), pattern)
 
 
 def lost(before: ir.Model, after: ir.Model) -> tuple[str, ...]:

@@ -14,6 +14,21 @@ from memonger.ir.training_roles import Training
 from memonger.units import shown
 
 
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A pass that changed a model; see `memonger.ir.passes`.
+
+    Attributes:
+        stage: ``load``, ``differentiate`` or ``lower``.
+        name: What it did, a verb first, as ``lift constants``.
+        nodes: How many nodes the main graph had after it.
+    """
+
+    stage: str
+    name: str
+    nodes: int
+
+
 @dataclass(frozen=True, repr=False)
 class Model:
     """A loaded model.
@@ -25,6 +40,7 @@ class Model:
         notes: What the user should know about how it was loaded, one sentence each.
         path: The file that is planned, where it was named as such; None for a model in memory.
         foreign: Whether it came as a file or as bytes: what could end this process is done in another.
+        passes: The passes that changed it on its way here, in order.
     """
 
     ir: onnx_ir.Model
@@ -33,6 +49,7 @@ class Model:
     foreign: bool = False
     notes: tuple[str, ...] = ()
     path: Path | None = None
+    passes: tuple[PassRecord, ...] = ()
 
     @property
     def graph(self) -> onnx_ir.Graph:

@@ -5,6 +5,8 @@ import re
 
 import onnx_ir as ir
 
+from memonger.ir.model import Model
+
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Where PyTorch's exporter writes the modules around a node, the outermost first, and the node's own name last."""
 
@@ -55,18 +57,19 @@ def _module_in(name: str) -> str | None:
     return ".".join(path) or None
 
 
-def carry_modules(source: ir.Model, made: ir.Model) -> None:
-    """Write the modules of a model's nodes on those of a model that onnxruntime's optimizer made of it.
+def carry_modules(model: Model, source: ir.Model) -> bool:
+    """A pass: nodes have the modules of those of the source, of which onnxruntime's optimizer made the model.
 
     A node is known by its name, or by that of a value it writes or was named after.
     """
     scopes = {node.name: node.metadata_props[SCOPES] for node in source.graph if SCOPES in node.metadata_props}
     if not scopes:
-        return
+        return False
     of_value = {value.name: scopes[node.name] for node in source.graph if node.name in scopes for value in node.outputs}
-    for node in made.graph:
+    for node in model.graph:
         base = _FUSED.sub("", str(node.name))
         names = (base, *(value.name for value in node.outputs))
         scope = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
         if scope is not None:
             node.metadata_props.setdefault(SCOPES, scope)
+    return True

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from memonger.ir.model import Model
 from memonger.ir.values import graphs
 
 
@@ -23,13 +24,15 @@ def fresh(base: str, taken: set[str]) -> str:
     return name
 
 
-def name_nodes(model: ir.Model) -> None:
-    """Give every node, those of subgraphs included, a name no other node has."""
-    used: set[str] = set()
-    for graph in graphs(model):
+def name_nodes(model: Model) -> bool:
+    """A pass: every node, those of subgraphs included, has a name no other node has."""
+    used, renamed = set[str](), False
+    for graph in graphs(model.ir):
         for node in graph:
-            base = node.name or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}"
-            node.name = fresh(base, used)
+            before = node.name
+            node.name = fresh(before or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}", used)
+            renamed |= node.name != before
+    return renamed
 
 
 def inner_names(model: ir.Model) -> set[str]:

@@ -1,12 +1,15 @@
 """Nodes in another node's place: the one way in which a pass replaces nodes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from memonger.ir.emitter import Emitter
 from memonger.ir.marks import spread
+
+Write = Callable[[Emitter, ir.Node], Sequence[ir.Value | None] | None]
+"""Emits what stands for a node, and returns a value for each of its outputs; or returns None: the node stays."""
 
 
 def insert_for(node: ir.Node, made: Sequence[ir.Node], results: Sequence[ir.Value | None]) -> None:
@@ -48,6 +51,20 @@ class Replacer:
     op: Emitter
     gone: dict[ir.Node, None] = field(default_factory=dict)
     _read: dict[ir.Value, None] = field(default_factory=dict)
+
+    def replace_each(self, write: Write) -> int:
+        """Go once through the nodes, put in their place what is written for them, and `finish`. Returns how many."""
+        count = 0
+        for node in list(self.graph):
+            if node in self.gone:
+                continue
+            with self.op.at(str(node.name)):
+                results = write(self.op, node)
+            if results is not None:
+                self.replace(node, results)
+                count += 1
+        self.finish()
+        return count
 
     def insert(self, before: ir.Node) -> None:
         """Put what was emitted before a node."""

@@ -53,30 +53,29 @@ PORTION = 16384  # elements of rows that one ScatterND adds
 FUSED = ("Relu", "Sigmoid", "Tanh")  # functions that FusedGemm computes by the same code as their own kernels
 
 
-def write_out(model: Model, *, exact: bool = True) -> Model:
-    """Write what is faster so in onnxruntime's own operators, and leave out Transposes nobody reads.
+def fuse_products(model: Model, *, exact: bool = True) -> bool:
+    """A pass: what is faster in onnxruntime's own operators is in them, and there are no Transposes nobody reads.
 
     Inference is left to onnxruntime's own optimizer.
 
     Args:
-        model: Not changed. Where nothing is written, it is what is returned.
+        model: A training step.
         exact: Only what has the same bits; else also what differs in the last ones.
     """
-    if not model.is_differentiated or not any(_writer(node, exact) for node in model.ir.graph):
-        return model
-    copy = model.clone()
-    into = Replacer(copy.graph, Emitter(copy.ir))
     written = Counter[str]()
-    for node in list(copy.graph):
+
+    def replaced(op: Emitter, node: ir.Node) -> tuple[ir.Value] | None:
         write = _writer(node, exact)
-        if write is not None and node not in into.gone:
-            with into.op.at(str(node.name)):
-                into.replace(node, (write(into.op, node),))
-            written[getattr(write, "func", write).__name__] += 1
-    into.finish()
-    copy.ir.opset_imports.setdefault(DOMAIN, 1)
+        if write is None:
+            return None
+        written[getattr(write, "func", write).__name__] += 1
+        return (write(op, node),)
+
+    if not Replacer(model.graph, Emitter(model.ir)).replace_each(replaced):
+        return False
+    model.ir.opset_imports.setdefault(DOMAIN, 1)
     logger.info("%s: %s.", model.name, ", ".join(f"{count} by {name[1:]}" for name, count in written.items()))
-    return copy
+    return True
 
 
 def _writer(node: ir.Node, exact: bool) -> Callable[[Emitter, ir.Node], ir.Value] | None:

@@ -39,32 +39,25 @@ MANY_WINDOWS = 128  # and where outputs are more than twice the channels, so man
 LARGE_IMAGE = 300  # elements of a channel, for each of its kernel, above which ConvTranspose costs less than the zeros
 
 
-def write_out(model: Model) -> Model:
-    """Write a training model's convolutions in the blocked layout where that pays, transposed ones also as products.
+def block_convolutions(model: Model) -> bool:
+    """A pass: a step's convolutions are in the blocked layout where that pays; transposed ones are products, too."""
+    if not any(_kind(node) for node in model.graph):
+        return False
+    model.ir.opset_imports.setdefault(DOMAIN, 1)
+    into = Replacer(model.graph, Emitter(model.ir))
+    form = _Form(into, block_size(), {str(v.name): v for v in all_values(model.graph)})
 
-    Args:
-        model: Not changed. Where nothing is written out, it is what is returned.
-    """
-    if not model.is_differentiated or not any(_kind(node) for node in model.ir.graph):
-        return model
-    block = block_size()
-    copy = model.clone()
-    copy.ir.opset_imports.setdefault(DOMAIN, 1)
-    form = _Form(Replacer(copy.graph, Emitter(copy.ir)), block, {str(v.name): v for v in all_values(copy.graph)})
-    count = 0
-    for node in list(copy.graph):
-        kind = "" if node in form.into.gone else _kind(node)
-        if not kind:
-            continue
-        with form.into.op.at(str(node.name)):
-            made = _WRITERS[kind](form, node)
-        if made is not None:
-            form.values[str(node.outputs[0].name)] = made
-            form.into.replace(node, [made])
-            count += 1
-    form.into.finish()
-    logger.info("%s: %d convolutions written out for the CPU, in blocks of %d channels.", model.name, count, block)
-    return copy
+    def write(_: Emitter, node: ir.Node) -> list[ir.Value] | None:
+        kind = _kind(node)
+        made = _WRITERS[kind](form, node) if kind else None
+        if made is None:
+            return None
+        form.values[str(node.outputs[0].name)] = made
+        return [made]
+
+    count = into.replace_each(write)
+    logger.info("%s: %d convolutions written out for the CPU, in blocks of %d channels.", model.name, count, form.block)
+    return True
 
 
 def _kind(node: ir.Node) -> str:

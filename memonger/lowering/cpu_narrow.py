@@ -31,25 +31,14 @@ MOVES = {
 """Operators with kernels of that type."""
 
 
-def write_out(model: Model) -> Model:
-    """Write what the CPU has no kernels of 16 bits for in float32, between Casts.
-
-    Args:
-        model: Not changed. Where nothing is written, it is what is returned.
-    """
-    if not any(_types(node) for node in model.graph):
-        return model
-    copy = model.clone()
-    into = Replacer(copy.graph, Emitter(copy.ir))
-    count = 0
-    for node in list(copy.graph):
-        if _types(node):
-            with into.op.at(str(node.name)):
-                into.replace(node, _wide(into.op, node))
-            count += 1
-    into.finish()
+def widen_narrow_nodes(model: Model) -> bool:
+    """A pass: what the CPU has no kernels of 16 bits for is in float32, between Casts."""
+    if not any(_is_widened(node) for node in model.graph):
+        return False
+    into = Replacer(model.graph, Emitter(model.ir))
+    count = into.replace_each(lambda op, node: _wide(op, node) if _is_widened(node) else None)
     logger.info("%s: %d nodes of 16 bits in float32 between casts.", model.name, count)
-    return copy
+    return True
 
 
 def hint(model: Model) -> str:
@@ -60,7 +49,7 @@ def hint(model: Model) -> str:
     return f" The CPU has next to no kernels in bfloat16: {level} computes in float32; {none} is for other runtimes."
 
 
-def _types(node: ir.Node) -> bool:
+def _is_widened(node: ir.Node) -> bool:
     """Whether a node has to be written in float32."""
     found = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype in NARROW}
     return not node.domain and any(node.op_type not in MOVES[dtype] for dtype in found if dtype is not None)

@@ -6,8 +6,9 @@ file order: only then may its values be given addresses.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,18 +17,22 @@ from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.aliasing import floating_names, in_inference_form
-from memonger.graph.schedule import depth_first, sources_of, topological_order, updates_last
+from memonger.graph.schedule import depth_first, put_updates_last, sources_of, topological_order
 from memonger.ir.checks import root_cause
 from memonger.ir.model import Model
 from memonger.ir.modules import carry_modules
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import facts, operator_name
+from memonger.ir.passes import Pass, run_passes
 from memonger.ir.tensors import in_memory, sizes_of_parts
 from memonger.ir.values import all_values, nbytes, static_shape
-from memonger.lowering import calibrate, cpu, cpu_convolutions, cpu_narrow, ranged
-from memonger.lowering import cuda as cuda_form
+from memonger.lowering import calibrate, cpu_narrow, ranged
+from memonger.lowering.cpu import fuse_products
+from memonger.lowering.cpu_convolutions import block_convolutions
+from memonger.lowering.cpu_narrow import widen_narrow_nodes
+from memonger.lowering.cuda import write_out_for_cuda
 from memonger.lowering.lowered import Calibration, Lowered
-from memonger.model.branches import with_open_branches
+from memonger.model.branches import has_branches, open_branches
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory, profile
@@ -50,11 +55,19 @@ LEVELS = {
 }
 """By name: what onnxruntime is asked for. ``rewrite`` has `cpu_convolutions` before it, which changes last bits."""
 
-FORMS: Mapping[str, Callable[[Model], Model]] = {
-    "CPUExecutionProvider": cpu.write_out,
-    "CUDAExecutionProvider": cuda_form.write_out,
-}
-"""By provider: what writes a model in operators that the provider has kernels for, before the optimizer sees it."""
+
+def forms(model: Model, device: Device, level: str) -> tuple[Pass, ...]:
+    """The passes that write a model in operators that a device has kernels for, before its optimizer runs."""
+    if device.provider == "CUDAExecutionProvider":
+        return (write_out_for_cuda,)
+    if not device.is_host:
+        return ()
+    steps = (fuse_products,) if model.is_differentiated else ()
+    if level != "rewrite":
+        return steps
+    inexact = (block_convolutions, partial(fuse_products, exact=False)) if model.is_differentiated else ()
+    return (widen_narrow_nodes, *steps, *inexact)
+
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
 
@@ -106,23 +119,21 @@ def device_form(
     _check_room(model, device)
     folder, spent = ScratchFolder(), Spent()
     try:
-        rewritten = device.is_host and settings.level == "rewrite"
-        written = FORMS.get(device.provider, _unchanged)(cpu_narrow.write_out(model) if rewritten else model)
-        if rewritten:
-            written = cpu.write_out(cpu_convolutions.write_out(written), exact=False)
+        passes = forms(model, device, settings.level)
+        written = run_passes(model.clone(), "lower", *passes) if passes else model
         lowering = _Lowering(device, settings, folder.path, spent)
         if not device.is_host or LEVELS[settings.level] == LEVELS["disable"]:
             unbound = None
         lowered, calibration = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
-        hint = cpu_narrow.hint(model) if device.is_host and not rewritten else ""
+        hint = cpu_narrow.hint(model) if device.is_host and settings.level != "rewrite" else ""
         raise PlanError(f"{model.name}: {error}{hint}") from error
     except OSError as error:
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
-    return Lowered(lowered, stamp, calibration, files=folder, spent=spent)
+    return Lowered(lowered.ir, stamp, calibration, files=folder, spent=spent, passes=lowered.passes)
 
 
 def _check_room(model: Model, device: Device) -> None:
@@ -135,10 +146,6 @@ def _check_room(model: Model, device: Device) -> None:
                 f"{model.name}: '{value.name}' takes {in_full(size)}, and this machine has {in_full(room)} of memory, "
                 f"so no run can measure the model. Plan smaller sizes, or without a run ({option('device', 'none')})."
             )
-
-
-def _unchanged(model: Model) -> Model:
-    return model
 
 
 _EXACT = frozenset({
@@ -162,21 +169,21 @@ class _Lowering:
     folder: Path
     spent: Spent
 
-    def lower_or_open(self, model: Model, unbound: Model | None) -> tuple[ir.Model, Calibration]:
+    def lower_or_open(self, model: Model, unbound: Model | None) -> tuple[Model, Calibration]:
         """`as_stock`; a model that the runtime refuses, but for sizes that are fixed in branches, with these open."""
         try:
             return self.as_stock(model, unbound)
         except SessionError:
-            opened = with_open_branches(model)
-            if opened is None:
+            if not has_branches(model):
                 raise
+            opened = run_passes(model.clone(), "lower", open_branches)
             try:
                 return self.as_stock(opened, unbound)
             except SessionError:
                 pass  # it isn't that: what was said first counts
             raise
 
-    def as_stock(self, model: Model, unbound: Model | None) -> tuple[ir.Model, Calibration]:
+    def as_stock(self, model: Model, unbound: Model | None) -> tuple[Model, Calibration]:
         """The model that the optimizer makes, calibrated.
 
         With sizes fixed it computes more of a model beforehand, and fuses otherwise. So where the operators differ that
@@ -201,13 +208,15 @@ class _Lowering:
             return found[:2]  # it doesn't run on these inputs: nothing is known of its bits
         return (found if stock is None else stock)[:2]
 
-    def optimized(self, source: Model, original: Model, name: str) -> ir.Model:
-        """What the optimizer makes of a model, by way of a file of that name."""
-        path = self.folder / name
-        _write_optimized(source.ir, self.device, LEVELS[self.settings.level], path, self.settings.cuda)
-        return _reload(path, original)
+    def optimized(self, source: Model, original: Model, name: str, level: str | None = None) -> Model:
+        """What the optimizer makes of a model, by way of a file of that name; modules are as in the original."""
+        optimize = OptimizeWithOnnxruntime(
+            self.device, LEVELS[self.settings.level] if level is None else level, self.folder / name, self.settings.cuda
+        )
+        carry = partial(carry_modules, source=original.ir)
+        return run_passes(source, "lower", optimize, settle_reorders, copy_where_nothing_drops, name_nodes, carry)
 
-    def computing_otherwise(self, unbound: Model, model: Model, lowered: ir.Model) -> ir.Model | None:
+    def computing_otherwise(self, unbound: Model, model: Model, lowered: Model) -> Model | None:
         """What the optimizer makes of a model whose sizes are open, at these sizes; None where it has the operators.
 
         None too where it is refused, or what the model gives isn't told by its inputs.
@@ -220,108 +229,109 @@ class _Lowering:
             found = self.optimized(unbound, unbound, "sizes_open.onnx")
         except SessionError:
             return None
-        if _computing(found) == _computing(lowered):
+        if _computing(found.ir) == _computing(lowered.ir):
             return None
         shapes = {value.name: value.shape for value in model.graph.inputs}
         for value in found.graph.inputs:
             value.shape = shapes.get(value.name, value.shape)
-        forget_symbolic(found)
+        forget_symbolic(found.ir)
         return found
 
     def calibrated(
-        self, model: Model, lowered: ir.Model, wanted: calibrate.Wanted
-    ) -> tuple[ir.Model, Calibration, calibrate.Results | None] | None:
+        self, model: Model, lowered: Model, wanted: calibrate.Wanted
+    ) -> tuple[Model, Calibration, calibrate.Results | None] | None:
         """What the optimizer made of a model as it runs, with what it gives; None where that is the other's."""
         settings, device = self.settings, self.device
         for number in range(ROUNDS):
             if number:
-                path = self.folder / f"{'optimized' if wanted.other is None else 'sizes_open'}{number}.onnx"
-                _write_optimized(lowered, device, "ORT_DISABLE_ALL", path, settings.cuda)
-                lowered = _reload(path, model)
+                name = f"{'optimized' if wanted.other is None else 'sizes_open'}{number}.onnx"
+                lowered = self.optimized(lowered, model, name, "ORT_DISABLE_ALL")
             if settings.source_order:
-                in_source_order(lowered, model.ir)
-                updates_last(lowered, model.training)
+                lowered = run_passes(lowered, "lower", partial(order_as_source, source=model.ir), put_updates_last)
             if settings.ranges:
-                open_dims.forget(lowered)
+                open_dims.forget(lowered.ir)
                 whole, runs = ranged.run(
-                    lowered, model.name, settings.ranges, self.folder, settings.threads, settings.inputs, wanted,
+                    lowered.ir, model.name, settings.ranges, self.folder, settings.threads, settings.inputs, wanted,
                     self.spent,
                 )  # fmt: skip
-                if _as_written(lowered, whole):
-                    sized = ranged.with_sizes(lowered, settings.ranges, runs)
-                    held = calibrate.run_time_bytes(sized, runs)
-                    return sized, Calibration(whole.seconds, whole.workspace, run_time=held), None
+                if _as_written(lowered.ir, whole):
+                    ranged.with_sizes(lowered.ir, settings.ranges, runs)
+                    held = calibrate.run_time_bytes(lowered.ir, runs)
+                    return lowered, Calibration(whole.seconds, whole.workspace, run_time=held), None
                 continue
             try:
                 run = calibrate.run(
-                    lowered, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted, self.spent
-                )
+                    lowered.ir, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted,
+                    self.spent,
+                )  # fmt: skip
             except calibrate.NoRoomError:
-                return *_uncalibrated(lowered, model, device, settings), None
+                return lowered, _uncalibrated(lowered, device, settings), None
             if wanted.other is not None and run.results == wanted.other:
                 return None
-            if _as_written(lowered, run):
-                host = calibrate.hosted(lowered, device, settings.cuda)
-                sized = _with_sizes(lowered, run)
-                held = calibrate.run_time_bytes(sized, [run])
-                return sized, Calibration(run.seconds, run.workspace, host, held), run.results
+            if _as_written(lowered.ir, run):
+                host = calibrate.hosted(lowered.ir, device, settings.cuda)
+                _give_sizes(lowered.ir, run)
+                held = calibrate.run_time_bytes(lowered.ir, [run])
+                return lowered, Calibration(run.seconds, run.workspace, host, held), run.results
         raise PlanError(
             f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned."
         )
 
 
-def _uncalibrated(
-    lowered: ir.Model, model: Model, device: Device, settings: LoweringSettings
-) -> tuple[ir.Model, Calibration]:
-    """A model that doesn't fit its device unplanned: sizes by inference, workspace from a run under its plan."""
+def _uncalibrated(lowered: Model, device: Device, settings: LoweringSettings) -> Calibration:
+    """Of a model that doesn't fit its device unplanned: sizes by inference, workspace from a run under its plan."""
     try:
-        infer_once(Model(lowered, "the optimized model"))
+        infer_once(Model(lowered.ir, "the optimized model"))
     except LoadError as error:
         raise PlanError(
-            f"{model.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes need: "
-            f"{error} Plan it for a smaller batch, or at {option('level', 'disable')}."
+            f"{lowered.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes "
+            f"need: {error} Plan it for a smaller batch, or at {option('level', 'disable')}."
         ) from error
-    return lowered, Calibration(None, None, calibrate.hosted(lowered, device, settings.cuda))
+    return Calibration(None, None, calibrate.hosted(lowered.ir, device, settings.cuda))
 
 
-def _write_optimized(model: ir.Model, device: Device, level: str, path: Path, cuda: Cuda) -> None:
-    """Have onnxruntime write what its optimizer makes of a model, as it does when a session is made. That never runs.
+class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
+    """What onnxruntime's optimizer makes of a model, as it writes it when a session is made. That never runs.
 
     Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed.
+
+    Raises:
+        SessionError: the runtime refuses the model, or what it made of it can't be read.
     """
-    entries = {
-        "session.disable_prepacking": "1",
-        "session.optimized_model_external_initializers_file_name": path.name + ".data",
-        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-    }
-    options = ort.SessionSettings(level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda)
-    with calibrate.session(model, device, options):
-        pass
+
+    def __init__(self, device: Device, level: str, path: Path, cuda: Cuda) -> None:
+        self._device, self._path = device, path
+        entries = {
+            "session.disable_prepacking": "1",
+            "session.optimized_model_external_initializers_file_name": path.name + ".data",
+            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        }
+        self._settings = ort.SessionSettings(
+            level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda
+        )
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """The optimizer's model, with the graph's name and the metadata of the original."""
+        with calibrate.session(model, self._device, self._settings):
+            pass
+        if not self._path.is_file():
+            raise SessionError(f"onnxruntime wrote no optimized model to {self._path.parent}: is the disk full?")
+        try:
+            made = ir.load(self._path)
+        except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
+            raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
+        for value, tensor in sizes_of_parts(made.graph).items():
+            value.const_value = in_memory(tensor)
+        made.graph.name = model.graph.name
+        made.metadata_props.clear()
+        made.metadata_props.update(model.metadata_props)
+        made.ir_version = max(made.ir_version or 0, model.ir_version or 0)
+        before, after = ([operator_name(node) for node in each.graph] for each in (model, made))
+        return ir.passes.PassResult(made, modified=before != after)
 
 
-def _reload(path: Path, original: Model) -> ir.Model:
-    """The optimizer's model, with the names and the declared inputs and outputs of the original."""
-    if not path.is_file():
-        raise SessionError(f"onnxruntime wrote no optimized model to {path.parent}: is the disk full?")
-    try:
-        lowered = ir.load(path)
-    except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
-        raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
-    for value, tensor in sizes_of_parts(lowered.graph).items():
-        value.const_value = in_memory(tensor)
-    lowered.graph.name = original.ir.graph.name
-    lowered.metadata_props.clear()
-    lowered.metadata_props.update(original.ir.metadata_props)
-    lowered.ir_version = max(lowered.ir_version or 0, original.ir.ir_version or 0)
-    _settle_reorders(lowered)
-    _copy_where_nothing_drops(lowered)
-    name_nodes(lowered)
-    carry_modules(original.ir, lowered)
-    return lowered
-
-
-def _settle_reorders(model: ir.Model) -> None:
-    """Where onnxruntime's order of nodes is another each time, put them into one that follows from the graph alone.
+def settle_reorders(model: Model) -> bool:
+    """A pass: where onnxruntime's order of nodes is another each time, they are in one that follows from the graph.
 
     It inserts the nodes that leave blocked layouts in the order of addresses, counts them so, and where there are
     several lists the branches that they end in that order. So each node goes right behind the last that it reads from,
@@ -335,13 +345,15 @@ def _settle_reorders(model: ir.Model) -> None:
         unread = {str(v.name): v for node in nodes for v in node.outputs if v.name and not v.consumers()}
         model.graph.remove(nodes)
         model.graph.extend(depth_first(nodes, [*model.graph.outputs, *(unread[name] for name in sorted(unread))]))
+    return list(model.graph) != nodes
 
 
-def _copy_where_nothing_drops(model: ir.Model) -> None:
-    """Make a Dropout in inference form an Identity. The optimizer takes it out, but for one that writes an output.
+def copy_where_nothing_drops(model: Model) -> bool:
+    """A pass: a Dropout in inference form is an Identity. The optimizer takes out all but those that write outputs.
 
     Its kernel makes a mask that nobody reads: a byte for each element, of the process and not of any arena (1.32.0).
     """
+    found = False
     for node in model.graph:
         masked = any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
         if operator_name(node) == "Dropout" and in_inference_form(node) and not masked:
@@ -349,10 +361,12 @@ def _copy_where_nothing_drops(model: ir.Model) -> None:
             node.resize_inputs(1)
             node.resize_outputs(1)
             node.attributes.clear()
+            found = True
+    return found
 
 
-def in_source_order(model: ir.Model, source: ir.Model) -> None:
-    """Put the nodes into the order of the model they were made from: onnxruntime writes them in another.
+def order_as_source(model: Model, source: ir.Model) -> bool:
+    """A pass: the nodes are in the order of the model they were made from: onnxruntime writes them in another.
 
     Values keep their names. A node none of whose outputs the source has comes right before its first reader.
     """
@@ -361,6 +375,7 @@ def in_source_order(model: ir.Model, source: ir.Model) -> None:
     order = topological_order(sources, _ranks(nodes, sources, source))
     model.graph.remove(nodes)
     model.graph.extend(nodes[number] for number in order)
+    return any(number != place for place, number in enumerate(order))
 
 
 def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> list[int]:
@@ -387,8 +402,8 @@ def _as_written(model: ir.Model, run: calibrate.CalibratingRun) -> bool:
     )
 
 
-def _with_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> ir.Model:
-    """The model with the sizes the run showed, left out where another run could show others."""
+def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
+    """Give values the sizes the run showed, in place; left out where another run could show others."""
     dynamic = run_time_sized(model)
     if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
         try:
@@ -407,7 +422,6 @@ def _with_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> ir.Model:
             value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))
         elif inferred is not None:
             value.shape = None
-    return model
 
 
 def _is_sized(value: ir.Value, run: calibrate.CalibratingRun) -> bool:

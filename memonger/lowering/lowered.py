@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from memonger.devices import Stamp
 from memonger.errors import PlanError
-from memonger.graph.schedule import updates_last
+from memonger.graph.schedule import put_updates_last
 from memonger.ir.marks import forget_composites
-from memonger.ir.model import Model
+from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
+from memonger.ir.passes import run_passes
 from memonger.ir.unused import remove_unused
 from memonger.plan_records import Spent
 from memonger.words import option
@@ -48,6 +49,7 @@ class Lowered:
         calibration: What was measured; None without a device.
         files: Keeps temporary files alive that the model's tensors lie in.
         spent: What was run so far; planning goes on counting.
+        passes: The passes that changed the model on the way from its source.
     """
 
     model: ir.Model
@@ -55,6 +57,7 @@ class Lowered:
     calibration: Calibration | None = None
     files: object = None
     spent: Spent = field(default_factory=Spent)
+    passes: tuple[PassRecord, ...] = ()
 
 
 def portable(model: Model) -> Lowered:
@@ -63,16 +66,18 @@ def portable(model: Model) -> Lowered:
     Raises:
         PlanError: the type of a value is unknown; it names the value.
     """
-    copy = model.clone()
-    forget_composites(copy.ir)
-    remove_unused(copy.ir)
-    name_nodes(copy.ir)
-    updates_last(copy.ir, model.training)
-    _check_types(copy)
-    return Lowered(copy.ir)
+    made = run_passes(
+        model.clone(), "lower", forget_composites, remove_unused, name_nodes, put_updates_last, check_types
+    )
+    return Lowered(made.ir, passes=made.passes)
 
 
-def _check_types(model: Model) -> None:
+def check_types(model: Model) -> None:
+    """Check that the type of every value is known.
+
+    Raises:
+        PlanError: that of one isn't; it names the value.
+    """
     for node in model.graph:
         unknown = next((value for value in node.outputs if value.name and value.type is None), None)
         if unknown is not None:

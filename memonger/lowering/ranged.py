@@ -92,11 +92,12 @@ def portable_form(model: Model, ranges: Mapping[str, DimRange]) -> Lowered:
     copy = model.clone()
     _infer_types(copy, ranges)
     lowered = portable(copy)
-    return dataclasses.replace(lowered, model=_sized(lowered.model, ranges, ()))
+    _give_sizes(lowered.model, ranges, ())
+    return lowered
 
 
-def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> ir.Model:
-    """The model with types, and with every shape it has at the largest sizes; None stays for what only a run can tell.
+def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> None:
+    """Give values types, and every shape they have at the largest sizes; None stays for what only a run can tell.
 
     Args:
         model: Lowered, its ranges symbolic. It is changed.
@@ -112,7 +113,7 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[c
         dtype = profile.DTYPES.get(kind) if value.dtype is None and kind is not None else value.dtype
         if dtype is not None and dims is not None:
             value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))  # rules may read fixed dimensions
-    return _sized(model, ranges, seen)
+    _give_sizes(model, ranges, seen)
 
 
 def _infer_types(model: Model, ranges: Mapping[str, DimRange]) -> None:
@@ -125,8 +126,8 @@ def _infer_types(model: Model, ranges: Mapping[str, DimRange]) -> None:
     open_dims.forget(model.ir)
 
 
-def _sized(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> ir.Model:
-    """The model at its largest sizes, after the shapes at every point were compared with what runs showed."""
+def _give_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calibrate.CalibratingRun]) -> None:
+    """Give values their shapes at the largest sizes, once those at every point were compared with what runs showed."""
     shapes, sizes = open_dims.largest(model, ranges), Sizes(model)
     for number, at in enumerate(ranging.points(ranges)):
         try:
@@ -141,4 +142,3 @@ def _sized(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[calib
                     f"{list(dims)} in a run. Plan the model for single sizes."
                 )
     open_dims.put(model, sizes, shapes)
-    return model

@@ -20,16 +20,15 @@ def has_branches(model: Model) -> bool:
     return any(node.op_type == "If" and not node.domain for node in model.graph)
 
 
-def with_open_branches(model: Model) -> Model | None:
-    """A copy of the model in whose branches sizes are open; None where there is nothing to open."""
-    copy = model.clone()
+def open_branches(model: Model) -> bool:
+    """A pass: sizes are open in branches."""
     names = (f"memonger.branch{number}" for number in itertools.count())
     found = False
-    for node in copy.graph:
+    for node in model.graph:
         if node.op_type == "If" and not node.domain and node.inputs[0] is not None:
             for branch in subgraphs(node):
                 found |= _open(branch, node.inputs[0], names)
-    return copy if found else None
+    return found
 
 
 def _open(branch: ir.Graph, condition: ir.Value, names: Iterator[str]) -> bool:

@@ -15,6 +15,7 @@ from memonger.errors import LoadError, PlanError
 from memonger.files import ScratchFolder
 from memonger.ir import save
 from memonger.ir.checks import root_cause
+from memonger.ir.model import Model
 from memonger.ir.tensors import is_large
 from memonger.ir.training_roles import Training
 from memonger.ir.unused import remove_unused
@@ -107,7 +108,7 @@ def to_inference_form(forward: ir.Model) -> None:
             continue
         turned = True
     if turned:
-        remove_unused(forward)
+        remove_unused(Model(forward, str(forward.graph.name)))
 
 
 def _read_statistics_as_they_are(forward: ir.Model, node: ir.Node) -> None:

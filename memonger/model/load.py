@@ -28,11 +28,12 @@ from memonger.ir.checks import root_cause
 from memonger.ir.maps import without_maps
 from memonger.ir.marks import inline, nodes_when_inlined
 from memonger.ir.model import Model
+from memonger.ir.passes import run_passes
 from memonger.ir.tensors import FILES, UNSIZED, DataFile, external_tensors, replace_external
 from memonger.ir.values import dense, graphs, static_shape, tensor_shape
 from memonger.model import bind_dims
-from memonger.model.branches import has_branches, with_open_branches
-from memonger.shapes.inference import infer
+from memonger.model.branches import has_branches, open_branches
+from memonger.shapes.inference import infer_shapes
 from memonger.shapes.ranges import DimRange
 from memonger.units import in_full
 from memonger.words import did_you_mean, quoted
@@ -139,19 +140,15 @@ def _inferred(model: Model) -> Model:
     """The model with all that inference can tell, in place; a copy where branches had to be opened for that."""
     before = model.clone() if has_branches(model) else None
     try:
-        infer(model)
+        return run_passes(model, "load", infer_shapes)
     except LoadError:
-        opened = None if before is None else with_open_branches(before)
-        if opened is None:
+        if before is None:
             raise
         try:
-            infer(opened)
+            return run_passes(before, "load", open_branches, infer_shapes)
         except LoadError:
             pass  # it isn't a branch for other sizes: what was said first counts
-        else:
-            return opened
         raise
-    return model
 
 
 def load_open(
@@ -191,19 +188,11 @@ def load_open(
 
 
 def _inlined(source: Source) -> Model:
-    model = load_as_is(source)
-    _inline(model)
-    checks.check_versions(model)
-    _drop_listed_initializers(model.ir)
-    return model
+    return run_passes(load_as_is(source), "load", inline_functions, checks.check_versions, drop_listed_initializers)
 
 
 def _prepared(model: Model) -> Model:
-    checks.check_operators(model)
-    model = _raise_versions(model)
-    checks.sort(model)
-    lift_constants(model)
-    return model
+    return run_passes(model, "load", checks.check_operators, raise_old_opset, checks.sort_nodes, lift_constants)
 
 
 def load_as_is(source: Source) -> Model:
@@ -212,22 +201,26 @@ def load_as_is(source: Source) -> Model:
     Raises:
         LoadError: not an ONNX model, or its external data isn't there.
     """
-    model = _copy(source)
-    checks.check_structure(model)
-    _open_minus_one(model.ir)
-    checks.check_external_data(model)
+    return run_passes(
+        _copy(source), "load", checks.check_structure, open_unsized, checks.check_external_data, map_external_data,
+        checks.check_tensors,
+    )  # fmt: skip
+
+
+def map_external_data(model: Model) -> None:
+    """A pass: tensors of other files are read as `DataFile` does; they are the same."""
     replace_external(model.ir, DataFile.of)
-    checks.check_tensors(model)
-    return model
 
 
-def _open_minus_one(model: ir.Model) -> None:
-    """A dimension of -1 has no size, as the runtime reads it: Paddle's and Keras' exporters write it so."""
-    for graph in graphs(model):
+def open_unsized(model: Model) -> bool:
+    """A pass: a dimension of -1 has no size, as the runtime reads it: Paddle's and Keras' exporters write it so."""
+    found = False
+    for graph in graphs(model.ir):
         for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
             if value.shape is not None and any(isinstance(dim, int) and dim == -1 for dim in value.shape):
                 dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim == -1 else dim for dim in value.shape)
-                value.shape = ir.Shape(list(dims))
+                value.shape, found = ir.Shape(list(dims)), True
+    return found
 
 
 def _copy(source: Source) -> Model:
@@ -433,9 +426,14 @@ def _out_of(files: Mapping[str, bytes], tensor: ir.ExternalTensor, name: str) ->
     return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
-def _inline(model: Model) -> None:
+def inline_functions(model: Model) -> bool:
+    """A pass: functions of the model's own are written out.
+
+    Raises:
+        LoadError: they call themselves, or one another without an end, or too many nodes come of them.
+    """
     if not model.ir.functions:
-        return
+        return False
     count = nodes_when_inlined(model.ir)
     if count > MOST_NODES:
         raise LoadError(
@@ -446,41 +444,43 @@ def _inline(model: Model) -> None:
         inline(model.ir)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
         raise LoadError(f"{model.name}: its functions can't be inlined: {root_cause(error)}.") from error
+    return True
 
 
-def _drop_listed_initializers(model: ir.Model) -> None:
-    """Up to IR version 3 initializers are listed as inputs, and are none."""
-    if (model.ir_version or 0) < 4:
-        kept = [value for value in model.graph.inputs if not value.is_initializer()]
-        model.graph.inputs[:] = kept
-        model.ir_version = 4
+def drop_listed_initializers(model: Model) -> bool:
+    """A pass: no initializers among the inputs of a model up to IR version 3, which has them there, and are none."""
+    if (model.ir.ir_version or 0) >= 4:
+        return False
+    model.ir.ir_version = 4
+    return passes.RemoveInitializersFromInputsPass()(model.ir).modified
 
 
-def _raise_versions(model: Model) -> Model:
-    """Raise what onnxruntime has no kernels for. onnx's converter needs static shapes."""
+def raise_old_opset(model: Model) -> bool:
+    """A pass: no operator set that onnxruntime has no kernels for. onnx's converter needs static shapes.
+
+    Raises:
+        LoadError: onnx's converter can't raise it.
+    """
     opset = model.ir.opset_imports.get("")
-    if opset is not None and opset < MIN_OPSET:
+    is_old = opset is not None and opset < MIN_OPSET
+    if is_old:
         logger.info("%s: opset %d raised to %d", model.name, opset, MIN_OPSET)
-        model = _convert(model, opset)
+        try:
+            convert(model, MIN_OPSET)
+        except CONVERSION_ERRORS as error:
+            raise LoadError(
+                f"{model.name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
+                f"{root_cause(error)}. Export it again with a newer opset."
+            ) from error
     model.ir.ir_version = max(model.ir.ir_version or 0, MIN_IR_VERSION)
-    return model
-
-
-def _convert(model: Model, opset: int) -> Model:
-    try:
-        return dataclasses.replace(model, ir=convert(model, MIN_OPSET))
-    except CONVERSION_ERRORS as error:
-        raise LoadError(
-            f"{model.name} is in opset {opset} and can't be raised to {MIN_OPSET}, the oldest onnxruntime runs: "
-            f"{root_cause(error)}. Export it again with a newer opset."
-        ) from error
+    return is_old
 
 
 CONVERSION_ERRORS = (RuntimeError, ValueError, TypeError, onnx.version_converter.ConvertError, ir.serde.SerdeError)
 
 
-def convert(model: Model, opset: int) -> ir.Model:
-    """The model in another operator set, by onnx's own converter.
+def convert(model: Model, opset: int) -> None:
+    """Write the model in another operator set, by onnx's own converter.
 
     Raises:
         CONVERSION_ERRORS: it can't be converted.
@@ -490,7 +490,8 @@ def convert(model: Model, opset: int) -> ir.Model:
         converted = onnx_process.call("convert_version", proto, target_version=opset)
     else:
         converted = onnx.version_converter.convert_version(proto, opset)
-    return _from_proto_of(model.ir, converted)
+    made = _from_proto_of(model.ir, converted)
+    model.ir.graph, model.ir.ir_version = made.graph, made.ir_version
 
 
 def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
@@ -508,8 +509,12 @@ def _from_proto_of(model: ir.Model, proto: onnx.ModelProto) -> ir.Model:
     return made
 
 
-def lift_constants(model: Model) -> None:
-    """Turn Constant nodes into initializers, which is what a runtime does with them. They are marked in ``meta``."""
+def lift_constants(model: Model) -> bool:
+    """A pass: Constant nodes are initializers, as which a runtime has them. They are marked in ``meta``.
+
+    Raises:
+        LoadError: one is sparse.
+    """
     before = set(model.graph.initializers)
     for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
         _lift_output_constant(model.graph, node)
@@ -520,6 +525,7 @@ def lift_constants(model: Model) -> None:
     for key, value in model.graph.initializers.items():
         if key not in before:
             value.meta["constant"] = True  # no parameter, whatever its type
+    return len(model.graph.initializers) > len(before)
 
 
 def _lift_output_constant(graph: ir.Graph, node: ir.Node) -> None:

@@ -19,6 +19,7 @@ from memonger.ir.decoding import DecodingError, decode
 from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
 from memonger.ir.names import matches, name_nodes
+from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import Replacer
 from memonger.ir.values import add_initializer, static_shape
 from memonger.model import parameters
@@ -117,8 +118,7 @@ def add_lora(
     if training_roles.KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} is in training form already: add adapters to the forward model first.")
     trained = parameters.trainable(model)
-    copy = raise_opset(model.clone())
-    name_nodes(copy.ir)
+    copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     products = _products(copy, trained)
     op, adapters = Emitter(copy.ir), []
     for name in _chosen(copy, products, [pattern] if isinstance(pattern, str) else pattern):

@@ -1,6 +1,5 @@
 """One operator set: gradients, and what is written for a device, are for one version of the operators."""
 
-import dataclasses
 from collections.abc import Mapping
 
 import onnx
@@ -12,14 +11,14 @@ from memonger.ir.model import Model
 from memonger.ir.operators import facts
 from memonger.ir.values import all_values, graphs
 from memonger.model import load
-from memonger.shapes.inference import infer
+from memonger.shapes.inference import infer_shapes
 
 OPSET = 20
 """The newest operator set for whose every operator used here onnxruntime 1.23 and later has a CPU kernel."""
 
 
-def raise_opset(model: Model) -> Model:
-    """The model in operator set `OPSET`, or in its own where that is newer. Names, marks and weights stay.
+def raise_opset(model: Model) -> bool:
+    """A pass: the model is in operator set `OPSET`, or in its own where that is newer. Names, marks and weights stay.
 
     Raises:
         PlanError: onnx's converter can't raise it.
@@ -27,14 +26,15 @@ def raise_opset(model: Model) -> Model:
     opset = model.ir.opset_imports.get("")
     if opset is None or opset >= OPSET:
         model.ir.opset_imports[""] = max(opset or OPSET, OPSET)
-        return model
+        return False
     if all(_is_same(node, opset) for graph in graphs(model.ir) for node in graph):
         model.ir.opset_imports[""] = OPSET
         for graph in graphs(model.ir):
             for node in graph:
                 node.version = None
-        return model
-    return _converted(model, opset)
+    else:
+        _convert(model, opset)
+    return True
 
 
 def _is_same(node: ir.Node, opset: int) -> bool:
@@ -49,36 +49,33 @@ def _is_same(node: ir.Node, opset: int) -> bool:
     return len(versions) == 2 and versions[0] == versions[1]
 
 
-def _converted(model: Model, opset: int) -> Model:
+def _convert(model: Model, opset: int) -> None:
     if opset < 9 and any(node.op_type == "Scan" for node in model.graph):
         raise PlanError(
             f"{model.name} is in opset {opset}, and gradients need {OPSET}: onnx's converter doesn't raise it, as "
             "its Scan has an axis for the batch. Export it again with a newer opset."
         )
     metadata_of = {v.name: node.metadata_props for node in model.graph for v in node.outputs if node.metadata_props}
-    metadata, graph_name = dict(model.ir.metadata_props), model.graph.name
+    graph_name, types = model.graph.name, {v.name: v.dtype for v in all_values(model.graph)}
     constants = {v.name for v in model.graph.initializers.values() if v.meta.get("constant")}
     try:
-        made = load.convert(model, OPSET)
+        load.convert(model, OPSET)
     except load.CONVERSION_ERRORS as error:
         raise PlanError(
             f"{model.name} is in opset {opset}, and gradients need {OPSET}: onnx's converter can't raise it: "
             f"{str(error).strip()}. Export it again with a newer opset."
         ) from error
-    made.ir_version = max(made.ir_version or 0, load.MIN_IR_VERSION)
-    made.graph.name = graph_name
-    made.metadata_props.update(metadata)
-    for node in made.graph:
+    model.ir.ir_version = max(model.ir.ir_version or 0, load.MIN_IR_VERSION)
+    model.graph.name = graph_name
+    for node in model.graph:
         node.metadata_props.update(metadata_of.get(node.outputs[0].name, {}) if node.outputs else {})
-    for value in made.graph.initializers.values():
+    for value in model.graph.initializers.values():
         if value.name in constants:
             value.meta["constant"] = True
-    converted = dataclasses.replace(model, ir=made)
-    load.lift_constants(converted)
-    _match_settings(made, {v.name: v.dtype for v in all_values(model.graph)})
-    checks.sort(converted)
-    infer(converted)
-    return converted
+    load.lift_constants(model)
+    _match_settings(model.ir, types)
+    checks.sort_nodes(model)
+    infer_shapes(model)
 
 
 def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | None]) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -22,9 +23,10 @@ from memonger.graph.liveness import ALIGNMENT, run_time_bytes
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
-from memonger.ir.marks import chunk_of, count_marked, lost, select
+from memonger.ir.marks import chunk_of, count_marked, lost
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
+from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.lowering.lowered import Lowered, portable
 from memonger.model.kept_state import check_state, state_of, with_state
@@ -333,7 +335,10 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         given = option("precision", options.precision)
         raise PlanError(f"{own.name} is differentiated already: {given} is for training a forward model.")
     mode = options.chosen_mode
-    model = selected = select(own, options.mirror, options.keep)
+    model = selected = own
+    if options.mirror or options.keep:
+        mark = partial(marks.mark_nodes, mirror=options.mirror, keep=options.keep)
+        model = selected = run_passes(own.clone(), "load", mark)
     if mode == "training" and not model.is_differentiated:
         tell("differentiate")
         model, notes = _differentiate(model, asked)
@@ -690,6 +695,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         ranges=job.ranges,
         run_time=dict(sorted(calibration.run_time.items())) if calibration else {},
         spent=job.lowered.spent,
+        passes=job.lowered.passes,
     )
     plan = _limited(plan, job.device)
     plan.verify()

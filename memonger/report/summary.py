@@ -1,5 +1,6 @@
 """The figures of a plan, as one flat record: what ``--json`` prints and tables are made from."""
 
+from dataclasses import asdict
 from typing import Any
 
 from memonger.plan import Plan
@@ -59,6 +60,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "unplanned_values": unplanned_values(plan),
         "notes": list(plan.notes),
         "planning_seconds": plan.planning_seconds,
+        "passes": [asdict(each) for each in plan.passes],
         "planning_runs": None if spent is None else spent.runs,
         "planning_run_seconds": None if spent is None else spent.seconds,
         "planning_node_seconds": None if spent is None else spent.alone,

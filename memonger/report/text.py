@@ -46,6 +46,15 @@ def planned_line(record: Mapping[str, Any], details: bool) -> str:
     return f"{took}: {times} of the model took {seconds:.2f} s{nodes}.{chunks}"
 
 
+def passes_table(passes: Sequence[Mapping[str, Any]]) -> Table:
+    """The passes that changed a model before it was planned, in order, each with the nodes there were after it."""
+    table = table_of("Passes that changed the model", "stage", "pass", "nodes", words=("stage", "pass"))
+    for number, each in enumerate(passes):
+        is_first = not number or passes[number - 1]["stage"] != each["stage"]
+        table.add_row(each["stage"] if is_first else "", each["name"], str(each["nodes"]))
+    return table
+
+
 def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:
     """A table without rows; its columns have numbers in them, but for those that are named as having words."""
     columns = (Column(name, justify="left" if name in words else "right") for name in names)

@@ -15,7 +15,7 @@ from memonger.ir.model import Model
 from memonger.ir.tensors import in_memory
 from memonger.ir.values import INFERENCE_ERRORS, SMALL, all_values, dense, graphs, static_shape, tensor_shape
 from memonger.shapes.folding import fold_shape_arithmetic, run_time_sized
-from memonger.shapes.runtime_types import complete_shapes, complete_types
+from memonger.shapes.runtime_types import complete_types
 
 LONG = 1 << 20
 """Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
@@ -30,8 +30,8 @@ def forget_symbolic(model: ir.Model) -> None:
                     value.shape = None
 
 
-def infer(model: Model) -> None:
-    """Infer every type and shape ONNX's own inference can, and fold shape arithmetic.
+def infer_shapes(model: Model) -> bool:
+    """A pass: values have every type and shape that ONNX's own inference can tell; shape arithmetic is folded.
 
     What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
     only for sizes that inference can't tell from the inputs, and in bodies of ``If``, ``Loop`` and ``Scan`` not at all.
@@ -40,6 +40,7 @@ def infer(model: Model) -> None:
         LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
     """
     ranks = {value: len(value.shape) for value in model.graph.outputs if value.shape is not None}
+    before = _described(model.graph)
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
     for body in graphs(model.ir):
@@ -53,6 +54,12 @@ def infer(model: Model) -> None:
         if value.shape is None and value in ranks:
             value.shape = ir.Shape([None] * ranks[value])
     checks.check_sizes(model)
+    return _described(model.graph) != before
+
+
+def _described(graph: ir.Graph) -> list[tuple[ir.DataType | None, tuple[int, ...] | None]]:
+    """Type and shape of each value that a node writes, as far as they are known."""
+    return [(value.dtype, static_shape(value)) for node in graph for value in node.outputs]
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
@@ -63,7 +70,6 @@ def _infer_and_fold(model: Model) -> Exception | None:
     while fold_shape_arithmetic(model.ir):
         if _has_unknown(model.graph):
             complaint = infer_once(model)
-    complete_shapes(model.ir)
     return complaint
 
 

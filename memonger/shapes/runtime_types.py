@@ -1,4 +1,4 @@
-"""Types and shapes that ONNX's inference doesn't know: of onnxruntime's own operators, and of ai.onnx.ml.
+"""Types that ONNX's inference doesn't know: of onnxruntime's own operators, and of ai.onnx.ml.
 
 Quantized models are made of them (``QLinearAdd``, ``QGemm``, ``MatMulNBits``), and what stands behind one would have no
 type either. Types are from onnxruntime's schemas, shapes from `memonger.shapes.rules`.
@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from memonger.ir.values import all_values, dense, input_at, static_shape
-from memonger.shapes.sizes import Sizes, SizesError
+from memonger.ir.values import input_at
 
 _FLOAT, _INT32 = ir.DataType.FLOAT, ir.DataType.INT32
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
@@ -121,21 +120,3 @@ def _of_predictor(node: ir.Node, place: int) -> ir.DataType | None:
         return None
     labels = node.attributes.get("classlabels_strings")
     return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
-
-
-def complete_shapes(model: ir.Model) -> None:
-    """Give shapes by rule to what ONNX's inference leaves without: onnxruntime's own operators, and what is behind."""
-    graph = model.graph
-    lacking = {value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None}
-    if not lacking:
-        return
-    sizes = Sizes(model)
-    try:
-        shapes = sizes.at({str(v.name): shape for v in graph.inputs if (shape := static_shape(v)) is not None})
-    except SizesError:
-        return  # whoever runs it says so
-    of = dict(zip(sizes.names, shapes, strict=True))
-    for value in lacking:
-        shape = of.get(str(value.name))
-        if shape is not None:
-            value.shape = ir.Shape(list(shape))

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import SMALL, all_values, dense, static_shape, subgraphs
 from memonger.shapes import contents
 from memonger.shapes import rules as shape_rules
-from memonger.shapes.folding import constants
 from memonger.shapes.shaping import CONTRADICTIONS, Compute, NoRuleError, Shape, Site, rule_of
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,6 @@ class Sizes:
         graphs = (graph, *(body for node in graph.all_nodes() for body in subgraphs(node)))
         for value in (value for each in graphs for value in all_values(each)):
             numbers.setdefault(value, len(numbers) + 1)
-        self._inputs = {str(value.name): numbers[value] for value in graph.inputs}
         self._shapes: list[Shape | None] = [None] * (len(numbers) + 1)
         self._contents: dict[int, np.ndarray] = {numbers[v]: array for v, array in constants(model).items()}
         for value in (value for each in graphs for value in each.initializers.values()):
@@ -80,11 +79,12 @@ class Sizes:
         written = [value for node in graph for value in node.outputs if value.name]
         self.names = tuple(str(value.name) for value in written)
         self._written = tuple(numbers[value] for value in written)
+        self._numbers = {str(value.name): numbers[value] for value in all_values(graph)}
         wanted = _wanted(model)
         steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in graph}
         self._steps = tuple(step for found in steps.values() for step in found or ())
         self.open_nodes = {str(node.name): operator_name(node) for node, found in steps.items() if found is None}
-        by_content = {step.writes[0] for step in self._steps if step.evaluate is not None}
+        by_content = {value for step in self._steps if step.evaluate is not None for value in step.writes}
         self.computed = frozenset(n for n, v in zip(self.names, self._written, strict=True) if v in by_content)
 
     def at(self, inputs: Mapping[str, Shape]) -> tuple[Shape | None, ...]:
@@ -98,29 +98,41 @@ class Sizes:
         """
         shapes, known = list(self._shapes), dict(self._contents)
         for name, shape in inputs.items():
-            shapes[self._inputs[name]] = shape
+            shapes[self._numbers[name]] = shape
         step = None
         try:
             with np.errstate(all="ignore"):
                 for step in self._steps:
-                    _take(step, [shapes[number] for number in step.reads], shapes, known)
+                    if step.inside:
+                        with suppress(*CONTRADICTIONS):
+                            _compute(step, shapes, known)
+                    else:
+                        _compute(step, shapes, known)
         except CONTRADICTIONS as error:
             raise SizesError(f"node {step.node if step else ''}: {error}") from error
         return tuple([shapes[number] for number in self._written])
 
+    def as_far_as_known(self, values: Mapping[str, Shape]) -> tuple[dict[str, Shape], dict[str, np.ndarray]]:
+        """The shapes of values that nodes write, and the contents that decide sizes, both by name, as rules tell them.
 
-def _take(step: _NodeSizes, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
-    if not step.inside:
-        _compute(step, given, shapes, known)
-        return
-    try:
-        _compute(step, given, shapes, known)
-    except CONTRADICTIONS:
-        for number in step.writes:
-            shapes[number] = None
+        Args:
+            values: Shapes of values, by name: where no rule tells one, or shapes contradict each other, they count.
+        """
+        shapes, known = list(self._shapes), dict(self._contents)
+        for name, shape in values.items():
+            shapes[self._numbers[name]] = shape
+        with np.errstate(all="ignore"):
+            for step in self._steps:
+                with suppress(*CONTRADICTIONS):
+                    _compute(step, shapes, known)
+        written = list(zip(self.names, self._written, strict=True))
+        found = {name: shape for name, number in written if (shape := shapes[number]) is not None}
+        return found, {name: known[number] for name, number in written if number in known}
 
 
-def _compute(step: _NodeSizes, given: list[Any], shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+def _compute(step: _NodeSizes, shapes: list[Any], known: dict[int, np.ndarray]) -> None:
+    """Write what a node's rule tells: of all its outputs, or where shapes contradict each other of none."""
+    given = [shapes[number] for number in step.reads]
     if None in given and not step.around and _is_lacking(step.reads, given):
         return
     deciding: Sequence[Any] = ()
@@ -132,12 +144,16 @@ def _compute(step: _NodeSizes, given: list[Any], shapes: list[Any], known: dict[
                 for output in step.anyway:
                     shapes[step.writes[output]] = found[output]
             return
-    for number, shape in zip(step.writes, step.compute(given, deciding), strict=True):
+    found = step.compute(given, deciding)
+    for shape in found:
         if shape is not None and any(dim < 0 for dim in shape):
             raise ValueError(f"a dimension is below 0: {list(shape)}")
-        shapes[number] = shape
-    if step.evaluate is not None:
-        _evaluate(step, step.evaluate, given, shapes, known)
+    content = None if step.evaluate is None else _content(step, step.evaluate, given, found, known)
+    for number, shape in zip(step.writes, found, strict=True):
+        if shape is not None:
+            shapes[number] = shape
+    if content is not None:
+        known.update(zip(step.writes, content, strict=True))
 
 
 def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
@@ -145,27 +161,34 @@ def _is_lacking(numbers: Sequence[int], facts_of_them: Sequence[Any]) -> bool:
     return any(fact is None and number != _ABSENT for number, fact in zip(numbers, facts_of_them, strict=True))
 
 
-def _evaluate(
-    step: _NodeSizes,
-    how: contents.Evaluate | str,
-    given: Sequence[Any],
-    shapes: list[Any],
-    known: dict[int, np.ndarray],
-) -> None:
-    target = step.writes[0]
-    if math.prod(shapes[target]) > SMALL:
-        return
+def _content(
+    step: _NodeSizes, how: contents.Evaluate | str, given: Sequence[Any], shapes: Sequence[Any],
+    known: Mapping[int, np.ndarray],
+) -> Sequence[np.ndarray] | None:  # fmt: skip
+    """The contents of a node's outputs of those shapes; None where they aren't small, or what they need isn't known."""
+    if sum(map(math.prod, shapes)) > SMALL:
+        return None
     if isinstance(how, str):
         start, _, end = how.partition(":")
         whole = given[0][int(start) : int(end)] if end else (math.prod(given[0]),)
-        known[target] = contents.integers(whole if end else whole[0])
-        return
+        return (contents.integers(whole if end else whole[0]),)
     arrays = [known.get(number) for number in step.reads]
     if _is_lacking(step.reads, arrays):
-        return
-    known[target] = result = how(arrays)
-    if result.shape != shapes[target]:
-        raise ValueError(f"its content has shape {list(result.shape)}, by its rule it has {list(shapes[target])}")
+        return None
+    found = how(arrays)
+    for content, shape in zip(found, shapes, strict=True):
+        if content.shape != shape:
+            raise ValueError(f"its content has shape {list(content.shape)}, by its rule it has {list(shape)}")
+    return found
+
+
+def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
+    """Small initializers that no caller may override, with their data."""
+    return {
+        value: value.const_value.numpy()
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and value.const_value.size <= SMALL and not value.is_graph_input()
+    }
 
 
 def _shape_of(value: ir.Value) -> Shape | None:
@@ -290,7 +313,7 @@ def _step(
         writes=tuple(numbers[value] for value in node.outputs),
         decisive=decisive if any(decisive) else (),
         anyway=facts(node).sized_anyway,
-        evaluate=_how(node, site) if node.outputs and node.outputs[0] in wanted else None,
+        evaluate=_how(node, site) if not wanted.isdisjoint(node.outputs) else None,
     )
 
 

@@ -84,7 +84,7 @@ def from_torch(
     _keep_inference_form(model)
     _copy_weights(model)
     passes.IdentityEliminationPass()(model)
-    remove_unused(model)
+    remove_unused(Model(model, name))
     _write_parameters(model, module)
     model.graph.name = name
     return Model(model, name) if dynamic_batch else load(model)

@@ -14,6 +14,7 @@ import pytest
 
 import memonger
 from memonger.devices import CPU, Cuda
+from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.lowering import calibrate
 from memonger.plan_records import Spent
@@ -57,7 +58,7 @@ SMALL = "g (float[8] x) => (float[8] y) { a = Neg(x)  b = Abs(a)  y = Neg(b) }"
 
 def _named(text: str) -> ir.Model:
     model = ir.from_proto(parse(text))
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     return model
 
 

@@ -10,11 +10,14 @@ import onnxruntime
 import pytest
 
 import memonger
+from memonger.devices import CPU
 from memonger.ir.marks import TURNED_WEIGHT, DepthwiseWeight
 from memonger.ir.model import Model
-from memonger.lowering import cpu_convolutions
+from memonger.lowering.cpu_convolutions import DOMAIN, block_convolutions, block_size
+from memonger.lowering.device_form import forms
+from tests.support.passes import after
 
-BLOCK = cpu_convolutions.block_size()
+BLOCK = block_size()
 
 Sizes = tuple[int, int, int, int, int]  # batch, channels, side, kernel, stride
 
@@ -51,7 +54,7 @@ def results(model: Model) -> dict[str, np.ndarray]:
 
 
 def blocked_operators(model: ir.Model) -> list[str]:
-    return [node.op_type for node in model.graph if node.domain == cpu_convolutions.DOMAIN]
+    return [node.op_type for node in model.graph if node.domain == DOMAIN]
 
 
 @pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")
@@ -71,7 +74,7 @@ def blocked_operators(model: ir.Model) -> list[str]:
 )
 def test_numbers_are_those_of_the_rules(sizes: Sizes, convolutions: int, bias: bool) -> None:
     model = memonger.differentiate(forward(sizes, bias), wrt=["x", "w"])
-    written = cpu_convolutions.write_out(model)
+    written = after(block_convolutions, model)
     assert blocked_operators(written.ir).count("Conv") == convolutions
     expected, found = results(model), results(written)
     assert expected.keys() == found.keys()
@@ -95,7 +98,7 @@ def test_numbers_are_those_of_the_rules(sizes: Sizes, convolutions: int, bias: b
 )
 def test_convolutions_of_all_channels_have_the_numbers_of_the_rules(model: onnx.ModelProto, convolutions: int) -> None:
     trained = memonger.differentiate(model, wrt=["x", "w", "b"])
-    written = cpu_convolutions.write_out(trained)
+    written = after(block_convolutions, trained)
     assert blocked_operators(written.ir).count("Conv") == convolutions
     for name, array in results(trained).items():
         np.testing.assert_allclose(results(written)[name], array, atol=4e-6 * np.abs(array).max(), rtol=0, err_msg=name)
@@ -107,7 +110,7 @@ def test_a_turned_weight_that_does_not_fit_is_turned_as_written(mark: str) -> No
     model = memonger.differentiate(dense(2, 32, 48, 9, 3, 1, 1), wrt=["x"])
     node = next(n for n in model.graph if TURNED_WEIGHT in n.metadata_props)
     node.metadata_props[TURNED_WEIGHT] = mark
-    found, expected = results(cpu_convolutions.write_out(model))["x.grad"], results(model)["x.grad"]
+    found, expected = results(after(block_convolutions, model))["x.grad"], results(model)["x.grad"]
     np.testing.assert_allclose(found, expected, atol=4e-6 * np.abs(expected).max(), rtol=0)
 
 
@@ -119,7 +122,7 @@ def test_a_depthwise_convolution_reads_another_convolution() -> None:
             b = Conv <group=32, pads=[1,1,1,1]> (a, w)
             y = Conv <pads=[1,1,1,1]> (b, u) }"""
     trained = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x", "u", "v", "w"])
-    written = cpu_convolutions.write_out(trained).clone()  # a clone holds what reads what is in no graph to be wrong
+    written = after(block_convolutions, trained).clone()  # a clone holds what reads what is in no graph to be wrong
     assert blocked_operators(written.ir).count("Conv") == 7
     for name, array in results(trained).items():
         np.testing.assert_allclose(results(written)[name], array, atol=4e-6 * np.abs(array).max(), rtol=0, err_msg=name)
@@ -137,7 +140,7 @@ def test_small_images_of_many_channels_are_products(
         g (float[2,3,{side},{side}] x, float[40,3,{kernel},{kernel}] w) => (float[2,40,{out},{out}] y) {{
             y = Conv <pads=[{pad},{pad},{pad},{pad}], strides=[{stride},{stride}]> (x, w) }}"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x"])
-    written = cpu_convolutions.write_out(model)
+    written = after(block_convolutions, model)
     assert [node.op_type for node in written.graph].count("Col2Im") == products
     for name, array in results(model).items():
         found = results(written)[name]
@@ -146,12 +149,12 @@ def test_small_images_of_many_channels_are_products(
 
 def test_a_forward_model_and_one_without_convolutions_stay() -> None:
     model = memonger.load(forward((2, 32, 9, 3, 1), False))
-    assert cpu_convolutions.write_out(model) is model
+    assert block_convolutions not in forms(model, CPU, "rewrite")
     dense = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[2,3] a, float[3,2] b) => (float[2,2] y) { y = MatMul(a, b) }'
     )
     trained = memonger.differentiate(dense, wrt=["b"])
-    assert cpu_convolutions.write_out(trained) is trained
+    assert after(block_convolutions, trained) is trained
 
 
 @pytest.mark.parametrize("mark", ["", "[]", '{"x": "x"}', None])
@@ -162,7 +165,7 @@ def test_a_mark_that_does_not_fit_is_no_reason_to_fail(mark: str | None) -> None
         fields = json.loads(node.metadata_props[DepthwiseWeight.KEY])
         mark = json.dumps({**fields, "x": "w"})
     node.metadata_props[DepthwiseWeight.KEY] = mark
-    np.testing.assert_array_equal(results(cpu_convolutions.write_out(model))["w.grad"], results(model)["w.grad"])
+    np.testing.assert_array_equal(results(after(block_convolutions, model))["w.grad"], results(model)["w.grad"])
 
 
 @pytest.mark.skipif(BLOCK == 1, reason="this machine has no blocked layout")

@@ -1,6 +1,7 @@
 """The CPU form of a training model: the same bits with fewer Transposes."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import onnx
@@ -9,7 +10,10 @@ import onnxruntime
 import pytest
 
 import memonger
-from memonger.lowering import cpu
+from memonger.lowering.cpu import fuse_products
+from tests.support.passes import after
+
+INEXACT = partial(fuse_products, exact=False)
 
 
 def _attention(rows: int, width: int) -> memonger.Model:
@@ -36,7 +40,7 @@ def _run(model: ir.Model) -> list[np.ndarray]:
 @pytest.mark.parametrize(("rows", "width", "left"), [(16, 16, 0), (5, 33, 0), (128, 128, 0), (130, 130, 2)])
 def test_products_of_transposed_stacks_give_the_same_bits(rows: int, width: int, left: int) -> None:
     model = _attention(rows, width)
-    written = cpu.write_out(model)
+    written = after(fuse_products, model)
     found = Counter(node.op_type for node in written.graph)
     assert found["FusedMatMul"] > 0
     assert found["Transpose"] == left
@@ -50,22 +54,22 @@ def test_stacks_of_small_matrices_are_transposed_by_products() -> None:
     g (float[2,32,6,5] x, float[32,8,3,3] w) => (float[2,32,6,5] y)
     { y = Conv <group=4, pads=[1,1,1,1]> (x, w) }"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x", "w"])
-    written = cpu.write_out(model, exact=False)
+    written = after(INEXACT, model)
     found = Counter(node.op_type for node in written.graph)
     assert found["FusedMatMul"] == 2  # 32 matrices of 9 x 8, and the turned weight; of images 8 of 8 x 30 stay
-    assert sum(node.op_type == "FusedMatMul" for node in cpu.write_out(model).graph) == 1
+    assert sum(node.op_type == "FusedMatMul" for node in after(fuse_products, model).graph) == 1
     for mine, theirs in zip(_run(written.ir), _run(model.ir), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
 def test_a_long_sum_over_a_left_operand_is_transposed_where_last_bits_may_differ() -> None:
-    written = cpu.write_out(_attention(130, 130), exact=False)
+    written = after(INEXACT, _attention(130, 130))
     assert sum(node.op_type == "Transpose" for node in written.graph) == 0
 
 
 def test_a_product_of_single_rows_stays() -> None:
     model = _attention(1, 4)
-    assert cpu.write_out(model) is model
+    assert after(fuse_products, model) is model
 
 
 def test_a_transposed_stack_that_is_read_otherwise_stays() -> None:
@@ -73,7 +77,7 @@ def test_a_transposed_stack_that_is_read_otherwise_stays() -> None:
     g (float[2,4,3] a, float[2,5,3] b) => (float[2,4,5] y, float[2,3,5] z)
     { t = Transpose <perm=[0,2,1]> (b) y = MatMul(a, t) z = Neg(t) }"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["b"])
-    writer = {v.name: node for node in cpu.write_out(model).graph for v in node.outputs}
+    writer = {v.name: node for node in after(fuse_products, model).graph for v in node.outputs}
     assert writer["y"].op_type == "MatMul"
     assert writer["t"].op_type == "Transpose"
 
@@ -89,7 +93,7 @@ def test_rows_are_added_up_with_the_same_bits_in_each_run() -> None:
     text = """<ir_version: 10, opset_import: ["": 20]>
     g (float[300,64] table, int64[40,50] words) => (float[40,50,64] y) { y = Gather(table, words) }"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["table"])
-    written = cpu.write_out(model)
+    written = after(fuse_products, model)
     counts = Counter(node.op_type for node in written.graph)
     assert counts["ScatterND"] == 8
     assert counts["ScatterElements"] == counts["Expand"] == 0
@@ -118,7 +122,7 @@ def test_functions_of_products_give_the_same_bits(function: str) -> None:
     g (float[7,33] a, float[40,33] b, float[40] c) => (float[7,40] y)
     {{ p = Gemm <transB=1> (a, b, c) y = {function}(p) }}"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["a", "b", "c"])
-    written = cpu.write_out(model)
+    written = after(fuse_products, model)
     counts = Counter(node.op_type for node in written.graph)
     assert counts["FusedGemm"] == 1
     assert counts[function] == 0
@@ -131,7 +135,7 @@ def test_a_product_that_is_read_otherwise_keeps_its_result() -> None:
     g (float[7,33] a, float[40,33] b) => (float[7,40] y, float[7,40] p)
     { p = Gemm <transB=1> (a, b) y = Tanh(p) }"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["a"])
-    assert cpu.write_out(model) is model
+    assert after(fuse_products, model) is model
 
 
 @pytest.mark.parametrize(("group", "inputs", "outputs"), [(1, 5, 64), (4, 12, 8)])
@@ -140,7 +144,7 @@ def test_turned_weights_are_read_as_they_stand_with_the_same_bits(group: int, in
     g (float[2,{inputs},6,5] x, float[{outputs},{inputs // group},3,3] w) => (float[2,{outputs},6,5] y)
     {{ y = Conv <group={group}, pads=[1,1,1,1]> (x, w) }}"""
     model = memonger.differentiate(onnx.parser.parse_model(text), wrt=["x"])
-    written = cpu.write_out(model)
+    written = after(fuse_products, model)
     (turned,) = (node for node in written.graph if node.op_type == "FusedMatMul")
     assert turned.attributes["transBatchA"].value == 1
     moved = [tuple(node.attributes["perm"].value) for node in written.graph if node.op_type == "Transpose"]

@@ -12,8 +12,9 @@ from onnx.reference import ReferenceEvaluator
 
 import memonger
 from memonger.errors import PlanError
-from memonger.lowering.cpu_narrow import write_out
+from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.model.load import load
+from tests.support.passes import after
 
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -32,7 +33,7 @@ def test_results_are_rounded_as_the_model_says(kind: str) -> None:
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.333, TYPES[kind]), "third"))
     feeds = {"x": np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)}
-    written = write_out(load(model))
+    written = after(widen_narrow_nodes, load(model))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(
@@ -51,7 +52,7 @@ def test_a_model_of_float32_is_returned_as_it_is() -> None:
         onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
         g (float[2] x) => (float[2] y) { y = Relu(x) }""")
     )
-    assert write_out(model) is model
+    assert after(widen_narrow_nodes, model) is model
 
 
 def test_bfloat16_at_another_level_says_which_runs() -> None:
@@ -70,7 +71,7 @@ def test_what_a_product_reads_transposed_is_cast_before() -> None:
         g (float16[2,3,4] x, float16[2,3,5] z) => (float16[2,4,5] y) {
             t = Transpose<perm=[0,2,1]>(x)  y = MatMul(t, z)
         }""")
-    written = write_out(load(model))
+    written = after(widen_narrow_nodes, load(model))
     (transpose,) = [node for node in written.graph if node.op_type == "Transpose"]
     assert transpose.outputs[0].dtype == ir.DataType.FLOAT
     assert [reader.op_type for reader, _ in transpose.outputs[0].uses()] == ["MatMul"]

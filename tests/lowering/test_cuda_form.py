@@ -17,6 +17,7 @@ from memonger.lowering.cuda import normalization, rules
 from memonger.lowering.lowered import portable
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
+from tests.support.passes import after
 
 # BatchNormalization.
 
@@ -162,7 +163,7 @@ def test_what_is_in_inference_form_stays() -> None:
         "{ y = BatchNormalization(x, s, b, m, v) }"
     )
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def test_an_older_operator_set_is_raised() -> None:
@@ -189,7 +190,7 @@ def marked() -> memonger.Model:
 
 def test_marks_and_names_survive() -> None:
     model = marked()
-    made = cuda.write_out(model).ir
+    made = after(cuda.write_out_for_cuda, model).ir
     producers = {str(v.name): node for node in made.graph for v in node.outputs}
     assert {"h", "y", "nm", "z"} <= set(producers)
     assert producers["y"].op_type == "BatchNormalization"
@@ -203,7 +204,7 @@ def test_marks_and_names_survive() -> None:
 def test_the_model_given_is_not_changed() -> None:
     model = marked()
     before = ir.to_proto(model.ir).SerializeToString(deterministic=True)
-    assert cuda.write_out(model) is not model
+    assert after(cuda.write_out_for_cuda, model) is not model
     assert ir.to_proto(model.ir).SerializeToString(deterministic=True) == before
 
 
@@ -213,7 +214,7 @@ def test_nodes_of_unknown_shape_stay() -> None:
         "{ i = NonZero(x) j = Transpose(i) k = Cast <to=1> (j) y = Mean(k, w) }"
     )
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def test_a_second_rule_for_an_operator_is_refused() -> None:
@@ -274,7 +275,7 @@ def test_what_rules_write_as_convolutions_for_the_cpu_is_none_here(image: tuple[
         "i = ReduceSumSquare <keepdims=0> (a) j = ReduceSumSquare <keepdims=0> (b) l = Add(i, j) }"
     )
     model = memonger.differentiate(parse(text, "float", 20), loss="l", wrt=["p", "d", "s", "m"])
-    made = cuda.write_out(model)
+    made = after(cuda.write_out_for_cuda, model)
     composites = {node.name for node in model.ir.graph if node.metadata_props.get(COMPOSITE) in rules.RULES}
     assert composites
     assert not composites & {node.name for node in made.ir.graph}
@@ -288,6 +289,6 @@ def test_what_rules_write_as_convolutions_for_the_cpu_is_none_here(image: tuple[
 
 def test_a_plan_is_found_for_what_is_written_out() -> None:
     model = training_step("resnet18")
-    plan = memonger.search_plan(cuda.write_out(model), device="none", mode="training", strategy="none")
+    plan = memonger.search_plan(after(cuda.write_out_for_cuda, model), device="none", mode="training", strategy="none")
     source = memonger.search_plan(model, device="none", mode="training", strategy="none")
     assert plan.peak_bytes < 1.3 * source.peak_bytes

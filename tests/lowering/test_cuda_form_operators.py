@@ -16,6 +16,7 @@ from memonger.ir.marks import COMPOSITE
 from memonger.lowering import cuda
 from tests.support.cuda_written import assert_close, written
 from tests.support.gradient_checks import Arrays, parse, run
+from tests.support.passes import after
 
 # ConvTranspose.
 
@@ -66,7 +67,7 @@ def test_a_transposed_convolution_that_cuda_runs_stays() -> None:
         "{ y = ConvTranspose <strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]> (x, w) }"
     )
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def test_the_padding_of_a_stride_costs_no_node() -> None:
@@ -123,7 +124,7 @@ def test_signed_integers_and_moving_shifts_are_left_alone() -> None:
         '{ y = BitwiseXor(a, a) z = BitShift <direction="LEFT"> (b, b) }'
     )
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def hashes(salts: Mapping[str, tuple[tuple[int, ...], bool]]) -> onnx.ModelProto:
@@ -234,7 +235,7 @@ def test_other_products_stay(left: str, right: str) -> None:
     outputs = ",".join(map(str, np.matmul(*map(np.ones, shapes)).shape))
     text = f"g (FLOAT[{left}] a, FLOAT[{right}] b) => (FLOAT[{outputs}] y) {{ y = MatMul (a, b) }}"
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 @pytest.mark.parametrize(
@@ -252,19 +253,19 @@ def test_other_convolutions_stay(weight: str, settings: str) -> None:
     nodes = f"w = Neg(v) z = Conv <{settings}> (x, w) y = Size(z)"
     text = f"g (FLOAT[2,6,3,4] x, FLOAT[{weight}] v) => (int64 y) {{ {nodes} }}"
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def test_a_convolution_with_a_parameter_stays() -> None:
     text = "g (FLOAT[2,6,3,4] x, FLOAT[6,1,3,4] w) => (FLOAT[2,6,1,1] y) { y = Conv <group=6> (x, w) }"
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 def test_what_is_written_out_for_speed_alone_raises_no_operator_set() -> None:
     text = "g (FLOAT[6,2] x) => (FLOAT[2,2] a, FLOAT[4,2] b) <int64[2] s = {2,4}> { a, b = Split <axis=0> (x, s) }"
     model = memonger.load(parse(text, "float", 13))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 # Other operators.
@@ -307,7 +308,7 @@ def test_parts_of_several_sizes_are_cut_out(axis: int) -> None:
 def test_other_splits_stay(split: str) -> None:
     text = f"g (FLOAT[4,6] x) => (FLOAT[M,N] a) <int64[2] s = {{2,4}}> {{ a, b = Split <{split} }}"
     model = memonger.load(parse(text, "float", 20))
-    assert cuda.write_out(model) is model
+    assert after(cuda.write_out_for_cuda, model) is model
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import OPERATORS, facts, facts_of
 from memonger.shapes.shaping import shape_rule
@@ -75,7 +76,7 @@ def test_rules_give_what_the_reference_writes_in_every_node_test() -> None:
     known, operators, traced = 0, set[str](), 0
     for case in cases:
         (inputs, outputs), model = case.data_sets[0], ir.from_proto(case.model)
-        name_nodes(model)
+        name_nodes(Model(model, "test"))
         feeds = {str(v.name): _array(fed) for v, fed in zip(model.graph.inputs, inputs, strict=False)}
         _decided(model, feeds)
         rules = Sizes(model)
@@ -320,7 +321,7 @@ def test_rules_of_other_domains_give_what_the_kernels_write(name: str) -> None:
         text, inputs, held = case(b, s)
         model = _model_of(text, inputs, held)
         loaded = ir.from_proto(model)
-        name_nodes(loaded)
+        name_nodes(Model(loaded, "test"))
         rules = Sizes(loaded)
         found = dict(zip(rules.names, rules.at({key: array.shape for key, array in inputs.items()}), strict=True))
         written = networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), dict(inputs))
@@ -347,7 +348,7 @@ def test_sizes_computed_from_sizes_are_the_same_noted_and_as_run(text: str) -> N
     numbers = {"m1": [-1], "nought": [0], "one": [1], "two": [2], "seven": [7], "zero": 0}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(n), name) for name, n in numbers.items())
     loaded = ir.from_proto(model)
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules, stock = Sizes(loaded), networks.stock(model, "ORT_DISABLE_ALL")
     for shape in ((2, 5), (3, 7), (1, 11)):
         (written,) = networks.run_stock(stock, {"x": _f(*shape)}).values()
@@ -407,7 +408,7 @@ def test_rules_of_operators_that_are_not_run_here_give_what_their_schemas_say(
     text: str, shapes: Shapes, expected: Shapes
 ) -> None:
     loaded = ir.from_proto(_model_of(text, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, {}))
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules = Sizes(loaded)
     assert dict(zip(rules.names, rules.at(shapes), strict=True)) == expected
 
@@ -416,7 +417,7 @@ def test_outputs_whose_size_an_unknown_content_does_not_decide_are_told() -> Non
     text = "y, ky, vy = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, pk, pv, n, t)"
     _, inputs, held = _gqa(3, lambda s: s + 3)(1, 4)
     loaded = ir.from_proto(_model_of(text, {**inputs, **held}, {}))
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules = Sizes(loaded)
     shapes = {name: array.shape for name, array in {**inputs, **held}.items()}
     assert dict(zip(rules.names, rules.at(shapes), strict=True)) == {"y": (1, 4, 32), "ky": None, "vy": None}

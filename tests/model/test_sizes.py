@@ -5,7 +5,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import memonger
+from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
+from memonger.ir.values import static_shape
 from memonger.shapes.ranges import DimRange, shapes_at
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.shapes.traced_sizes import TracedSizes
@@ -40,7 +43,9 @@ MOVEMENT = """
     r19, r20 = TopK<axis=1>(t, half) fs = Cast<to=1>(s) f2 = Mul(fs, scale) fl = Floor(f2) fi = Cast<to=7>(fl)
     r21 = ConstantOfShape(fi) biggest = Max(s, two) both = Concat<axis=0>(biggest, half) r22 = ConstantOfShape(both)
     r23 = Trilu(t) r24 = ScatterElements<axis=1>(t, at3, up) lot = ReduceProd<keepdims=1>(target) neg = Abs(lot)
-    r25 = ConstantOfShape(neg)
+    r25 = ConstantOfShape(neg) dims = Shape(t) d0, d1, d2 = Split<num_outputs=3>(dims) r26 = ConstantOfShape(d1)
+    d3, d4 = Split(dims, parts) flat = Flatten<axis=0>(d3) row = Squeeze(flat, zero) r27 = ConstantOfShape(row)
+    power = Pow(two, two) put = ScatterND(grown, last, power) r28 = ConstantOfShape(put)
 """
 REDUCTIONS = """
     e0 = ReduceMean(t, m1) e1 = ReduceSum<keepdims=0>(t, one) e2 = ReduceMax(t) e3 = ArgMax<axis=1, keepdims=0>(t)
@@ -81,7 +86,7 @@ def _model() -> onnx.ModelProto:
         "reps": np.array([1, 2, 3], np.int64), "start": np.array(1, np.int64), "step": np.array(2, np.int64),
         "one": np.array([1]), "ten": np.array([10]), "m1": np.array([-1]), "zero": np.array([0]), "two": np.array([2]),
         "back": np.array([-3]), "axis": np.array(-1, np.int32), "values": np.array([0, 1], np.float32),
-        "scale": np.array(0.3, np.float32),
+        "scale": np.array(0.3, np.float32), "last": np.array([[3]]), "parts": np.array([2, 1]),
     }  # fmt: skip
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items())
     model.graph.output.extend(
@@ -102,7 +107,7 @@ def test_shapes_are_those_of_the_kernels(sizes: tuple[int, int, int]) -> None:
     model = _model()
     feeds = _feeds(*sizes)
     loaded = ir.from_proto(model)
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules = Sizes(loaded)
     found = dict(zip(rules.names, rules.at({name: feed.shape for name, feed in feeds.items()}), strict=True))
     written = networks.run_stock(networks.stock(model, "ORT_DISABLE_ALL"), feeds)
@@ -117,7 +122,7 @@ def test_noted_rules_give_at_other_sizes_what_the_rules_give() -> None:
     del model.graph.node[:], model.graph.output[:]
     model.graph.node.extend(kept)
     loaded = ir.from_proto(model)
-    name_nodes(loaded)
+    name_nodes(Model(loaded, "test"))
     rules, noted_from = Sizes(loaded), []
     at, axes = rules.at, {11: "b", 12: "s", 13: "h"}
     rules.at = lambda inputs: noted_from.append(inputs) or at(inputs)  # type: ignore[assignment,func-returns-value]
@@ -142,7 +147,7 @@ def test_what_the_inputs_hold_is_unknown_and_all_that_follows() -> None:
             i = NonZero(x) j = Relu(x) r = ConstantOfShape(k) y = Gather(x, i)
         }"""
     )
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     rules = Sizes(model)
     assert dict(zip(rules.names, rules.at({"x": (3,), "k": (1,)}), strict=True)) == {
         "i": None, "j": (3,), "r": None, "y": None
@@ -179,7 +184,29 @@ def test_a_branch_whose_shapes_do_not_go_together_gives_none() -> None:
             y = If(c) <then_branch = t () => (float[n,s] u) { u = MatMul(x, w) },
                        else_branch = e () => (float[n,s] v) { v = Relu(x) }> }"""
     )
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     rules = Sizes(model)
     assert rules.at({"x": (2, 3), "c": (), "w": (3, 3)}) == ((2, 3),)
     assert rules.at({"x": (2, 4), "c": (), "w": (3, 3)}) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes", "shape"),
+    [
+        (9, "s = Shape(x) b = Slice<starts=[0], ends=[1]>(s) t = Concat<axis=0>(b, m1) y = Reshape(x, t)", (2, 12)),
+        (20, "s = Shape(x) a, b, c = Split<num_outputs=3>(s) t = Concat<axis=0>(c, m1) y = Reshape(x, t)", (4, 6)),
+        (20, "s = Shape(x) n = Neg(s) k = Max(n, s) t = Concat<axis=0>(k, one) y = Expand(x3, t)", (2, 3, 4, 1)),
+        (20, "d = DequantizeLinear(q, u) s = Shape(d) t = Concat<axis=0>(m1, s) y = Reshape(x, t)", (4, 6)),
+    ],
+)
+def test_shape_arithmetic_is_folded(opset: int, nodes: str, shape: tuple[int, ...]) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": {opset}]>
+        g (float[2,3,4] x, float[4,1] x3, uint8[6] q, float u) => (float[n] y)
+        <int64[1] m1 = {{-1}}, int64[1] one = {{1}}> {{
+            {nodes} }}"""
+    loaded = memonger.load(onnx.parser.parse_model(text))
+    node = loaded.graph.node(-1)
+    assert static_shape(node.outputs[0]) == shape
+    assert node.inputs[1] is not None
+    assert node.inputs[1].is_initializer()
+    assert not any(each.op_type == "Shape" for each in loaded.graph)

@@ -315,7 +315,7 @@ def test_memory_that_runs_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(load, "infer", full)
+    monkeypatch.setattr(load, "infer_shapes", full)
     with pytest.raises(LoadError, match="not enough memory"):
         memonger.load(training_models.classifier())
 

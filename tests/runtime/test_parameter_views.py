@@ -11,6 +11,7 @@ from memonger.errors import VerificationError
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
+from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.training_roles import Training
 from memonger.schedule.reduction import deadlines
@@ -43,7 +44,7 @@ def _views(graph: Graph) -> dict[str, str]:
 def _named(text: str) -> ir.Model:
     """A model of which all nodes have names."""
     model = ir.from_proto(onnx.parser.parse_model(text))
-    name_nodes(model)
+    name_nodes(Model(model, "test"))
     return model
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import memonger
 from memonger.lowering import cuda
 from tests.support.gradient_checks import parse
+from tests.support.passes import after
 
 REFUSED = {"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Celu", "LpNormalization", "Mean"}
 """Operators that onnxruntime's CUDA provider has no kernel for (1.31.1)."""
@@ -17,7 +18,7 @@ REFUSED = {"BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Celu", "LpNorma
 def written(model: onnx.ModelProto | str) -> onnx.ModelProto:
     """What is written out of a model, checked: a valid one that the provider runs, with the outputs' names."""
     source = parse(model, "float", 20) if isinstance(model, str) else model
-    made = ir.to_proto(cuda.write_out(memonger.load(source)).ir)
+    made = ir.to_proto(after(cuda.write_out_for_cuda, memonger.load(source)).ir)
     onnx.checker.check_model(made, full_check=True)
     assert [v.name for v in made.graph.output] == [v.name for v in source.graph.output]
     assert not list(unsupported(made))

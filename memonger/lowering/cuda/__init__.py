@@ -8,6 +8,7 @@ needs a device: the same model runs on the CPU and gives the same numbers.
 """
 
 import logging
+from collections import Counter
 
 import onnx_ir as ir
 
@@ -22,46 +23,44 @@ from memonger.lowering.cuda import normalization as normalization
 from memonger.lowering.cuda import others as others
 from memonger.lowering.cuda import products as products
 from memonger.lowering.cuda import random_bits
-from memonger.lowering.cuda.rules import RULES, kind_of
+from memonger.lowering.cuda.rules import RULES, Written, kind_of
 from memonger.model.opset import OPSET, raise_opset
 
 logger = logging.getLogger(__name__)
 
 
-def write_out(model: Model) -> Model:
-    """Write a model such that onnxruntime's CUDA provider runs as much of it as can be.
+def write_out_for_cuda(model: Model) -> bool:
+    """A pass: a model is such that onnxruntime's CUDA provider runs as much of it as can be.
 
     Values keep their names, and nodes that stay theirs. The metadata of a node that is replaced goes to the one that
     computes its first output (`marks.spread`). Nodes of unknown shape, and those in subgraphs, stay as they are.
-
-    Args:
-        model: Not changed. Where nothing is written out, it is what is returned.
 
     Raises:
         PlanError: something has to be written out in a newer operator set than the model's, and onnx's converter can't
             raise it.
     """
     if "" not in model.ir.opset_imports:
-        return model
+        return False
     looking = Emitter(model.ir)
     current = looking.opset >= OPSET
-    if not any(_applies(looking, node) and (current or RULES[kind_of(node)].raises_opset) for node in model.ir.graph):
-        return model
-    copy = raise_opset(model.clone())
-    into = Replacer(copy.graph, Emitter(copy.ir))
+    if not any(_applies(looking, node) and (current or RULES[kind_of(node)].raises_opset) for node in model.graph):
+        return False
+    raise_opset(model)
+    into = Replacer(model.graph, Emitter(model.ir))
     random_bits.merge(into)
-    counts: dict[str, int] = {}
-    for node in list(copy.graph):
-        if node not in into.gone and _applies(into.op, node):
-            with into.op.at(str(node.name)):
-                results = RULES[kind_of(node)].write(into.op, node)
-            counts[kind_of(node)] = counts.get(kind_of(node), 0) + 1
-            into.replace(node, results)
-    into.finish()
-    forget_composites(copy.ir)
+    counts = Counter[str]()
+
+    def write(op: Emitter, node: ir.Node) -> Written | None:
+        if not _applies(op, node):
+            return None
+        counts[kind_of(node)] += 1
+        return RULES[kind_of(node)].write(op, node)
+
+    into.replace_each(write)
+    forget_composites(model)
     written = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     logger.info("%s: %s written out for CUDA.", model.name, written)
-    return copy
+    return True
 
 
 def _applies(op: Emitter, node: ir.Node) -> bool:
