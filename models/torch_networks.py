@@ -156,6 +156,19 @@ class MobileNetV2(Chain):
         return self.classifier(self.dropout(functional.adaptive_avg_pool2d(x, 1).flatten(1)))
 
 
+def _narrow(channels: int, width: float) -> int:
+    """Channels of a MobileNet-v2 of another width, as in Sandler et al. 2018's own code: the nearest multiple of 8,
+    or the next if that is less than nine tenths."""
+    near = max(8, round(width * channels / 8) * 8)
+    return near if near >= 0.9 * width * channels else near + 8
+
+
+def narrow_mobilenet(width: float, times: int = 1) -> nn.Module:
+    """MobileNet-v2 of another width, each of its stages with as many times as many units."""
+    units = [(expand, _narrow(outputs, width), count * times, by) for expand, outputs, count, by in MOBILENET_V2]
+    return MobileNetV2(units, stem=_narrow(32, width))
+
+
 class DenseLayer(nn.Module):
     """Huang et al. 2017: BN, ReLU, 1×1, BN, ReLU, 3×3."""
 

@@ -25,7 +25,8 @@ import torch
 
 import memonger
 from benchmarks.machine import MIB, Table, accelerator, keep, stamp
-from benchmarks.training.distributed_rank import LENGTH, batch, network
+from benchmarks.training.distributed_rank import batch, network
+from models.rank_networks import LENGTH
 
 EQUAL = Table(
     "network<10", "type<8", "ranks>6", "plan<16", "loss>10.1e", "weights>10.1e", "DDP: loss>11.1e", "weights>10.1e",

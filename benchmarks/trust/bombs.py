@@ -6,7 +6,6 @@ process of its own, which is ended after `LONGEST` seconds of processors, and ge
 Memory is the peak resident size of the command's largest process.
 """
 
-import itertools
 import os
 import resource
 import signal
@@ -14,14 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-import onnx
-from onnx import TensorProto, helper
 
 from benchmarks.machine import Table, keep, stamp
+from tests.support.bombs import NETWORKS
 
 LONGEST, MEMORY = 100, 6 << 30
 SAID = 110  # characters shown of what a command said
@@ -32,100 +30,6 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 session.run(None, {x.name: numpy.zeros(x.shape, {"tensor(float)": "f4", "tensor(int64)": "i8"}[x.type])})
 """
 TABLE = Table("network<28", "command<19", "seconds>8.1f", "CPU s>8.1f", "MiB>7d", "what happened<10")
-
-
-def _model(
-    nodes: Sequence[onnx.NodeProto],
-    shape: Sequence[int] | None,
-    ends: Sequence[str],
-    weights: Sequence[onnx.TensorProto] = (),
-    functions: Sequence[onnx.FunctionProto] = (),
-    kind: int = TensorProto.FLOAT,
-) -> onnx.ModelProto:
-    """A model that reads ``x``, of this shape, and returns ``ends``, of any."""
-    given = [helper.make_tensor_value_info("x", kind, shape)]
-    results = [helper.make_tensor_value_info(end, kind, None) for end in ends]
-    graph = helper.make_graph(nodes, "g", given, results, weights)
-    opsets = [helper.make_opsetid("", 21), *([helper.make_opsetid("f", 1)] if functions else [])]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
-
-
-def calls(depth: int = 40) -> onnx.ModelProto:
-    """Functions each of which calls the one before twice; the first is Relu."""
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
-    functions = [helper.make_function("f", "f0", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], opsets)]
-    for number in range(1, depth + 1):
-        nodes = [helper.make_node(f"f{number - 1}", [a], [b], domain="f") for a, b in (("x", "a"), ("a", "y"))]
-        functions.append(helper.make_function("f", f"f{number}", ["x"], ["y"], nodes, opsets))
-    return _model([helper.make_node(f"f{depth}", ["x"], ["y"], domain="f")], [4], ["y"], functions=functions)
-
-
-def doubling(times: int = 40) -> onnx.ModelProto:
-    """A vector joined with itself, again and again."""
-    wires = ["x", *(f"p{number}" for number in range(times))]
-    nodes = [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in itertools.pairwise(wires)]
-    return _model(nodes, [1], wires[-1:], kind=TensorProto.INT64)
-
-
-def loop(turns: int = 2**62) -> onnx.ModelProto:
-    """A Loop that has no end in sight."""
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Add", ["s", "one"], ["t"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, [1]),
-        ],
-        [
-            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("t", TensorProto.FLOAT, [1]),
-        ],
-    )
-    weights = [
-        helper.make_tensor("n", TensorProto.INT64, [], [turns]),
-        helper.make_tensor("go", TensorProto.BOOL, [], [True]),
-        helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]),
-    ]
-    return _model([helper.make_node("Loop", ["n", "go", "x"], ["y"], body=body)], [1], ["y"], weights)
-
-
-def chain(length: int = 100_000) -> onnx.ModelProto:
-    """One node after the other."""
-    wires = ["x", *(f"v{number}" for number in range(length))]
-    nodes = [
-        helper.make_node(("Relu", "Neg")[number % 2], [wires[number]], [wires[number + 1]]) for number in range(length)
-    ]
-    return _model(nodes, [4], wires[-1:])
-
-
-def alive(count: int = 20_000) -> onnx.ModelProto:
-    """Values that are all alive at once: a Sum reads them last."""
-    nodes = [helper.make_node(("Relu", "Neg")[n % 2], ["x"], [f"v{n}"]) for n in range(count)]
-    return _model([*nodes, helper.make_node("Sum", [f"v{n}" for n in range(count)], ["y"])], [16], ["y"])
-
-
-def summands(count: int = 1_000_000) -> onnx.ModelProto:
-    """A Sum of one value, many times."""
-    return _model([helper.make_node("Sum", ["x"] * count, ["y"])], [4], ["y"])
-
-
-def parts(count: int = 50_000) -> onnx.ModelProto:
-    """A vector cut into single numbers, which are joined again."""
-    names = [f"p{n}" for n in range(count)]
-    cut = helper.make_node("Split", ["x"], names, axis=0, num_outputs=count)
-    return _model([cut, helper.make_node("Concat", names, ["y"], axis=0)], [count], ["y"])
-
-
-NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "40 functions, each calls 2": calls,
-    "40 Concat(p, p)": doubling,
-    "Loop of 2^62 turns": loop,
-    "chain of 100,000 nodes": chain,
-    "20,000 values alive at once": alive,
-    "Sum of 1,000,000 inputs": summands,
-    "Split of 50,000, Concat": parts,
-}
 
 
 def _command(arguments: Sequence[str]) -> tuple[float, float, int, str]:
