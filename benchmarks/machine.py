@@ -1,17 +1,21 @@
-"""What every table of a benchmark has: a stamp of what it was measured on, columns, geometric means."""
+"""What every table of a benchmark has: a stamp of what it was measured on, columns, rows that are kept, means."""
 
+import argparse
 import importlib.metadata
+import json
 import math
 import os
 import platform
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-HERE = Path(__file__).parent  # where tables are kept
+HERE = Path(__file__).parent  # where tables of the programs beside it are kept
+ROOT = HERE.parent
 LOAD = os.getloadavg()[0]  # before this program added to it
 
 
@@ -53,6 +57,56 @@ def keep(lines: Iterable[str], path: Path | None) -> None:
         text += line.rstrip() + "\n"
     if path is not None:
         path.write_text(text, encoding="utf-8")
+
+
+class Record:
+    """Measured rows by name, in JSON.
+
+    Args:
+        path: The file; None keeps the rows in memory alone.
+        resumes: Whether to begin with the file's rows.
+        minutes: No row is begun after so many.
+    """
+
+    def __init__(self, path: Path | None, resumes: bool = False, minutes: float = math.inf) -> None:
+        self._path, self._end = path, time.monotonic() + 60 * minutes
+        self.rows: dict[str, dict[str, Any]] = {}
+        if resumes and path is not None and path.is_file():
+            self.rows = json.loads(path.read_text())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for new rows is over."""
+        return time.monotonic() > self._end
+
+    def add(self, name: str, row: Mapping[str, Any]) -> None:
+        """Keep a row; one of that name is replaced."""
+        self.rows[name] = dict(row)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.rows, indent=1) + "\n")
+
+
+def progress(names: list[str], record: Record, is_done: Callable[[str], bool]) -> Iterator[str]:
+    """The names of rows that aren't done, as long as there is time."""
+    missing = [name for name in names if not is_done(name)]
+    for number, name in enumerate(missing):
+        if record.is_over:
+            print(f"out of time: {len(missing) - number} of {len(names)} rows are left (--resume goes on)", flush=True)
+            return
+        yield name
+
+
+def chosen(doc: str | None, known: Iterable[str]) -> tuple[tuple[str, ...], bool]:
+    """The names on a program's command line, all that are known where it has none; and whether it has none.
+
+    Args:
+        doc: The program's docstring, whose first line ``--help`` shows.
+        known: Names.
+    """
+    parser, every = argparse.ArgumentParser(description=(doc or "").splitlines()[0]), tuple(known)
+    parser.add_argument("names", nargs="*", choices=(*every, []), metavar="NAME", help=f"of {', '.join(every)}")
+    names = tuple(parser.parse_args().names)
+    return names or every, not names
 
 
 def geometric_mean(values: Iterable[float]) -> float:

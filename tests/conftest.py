@@ -41,11 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 _TOGETHER = re.compile(
-    r"tests/(export/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_(fuzzing|examples)|distributed/test_ranks"
+    r"tests/(serving/test_backend_suite|benchmarks/test_side_by_side|model/test_torch_export|test_(fuzzing|examples)|distributed/test_ranks"
     r"|autodiff/test_coverage)\.py"
 )
 _NETWORK = re.compile(
-    r"tests/(runtime/test_training_networks|model/test_from_torch|planning/test_(networks_planned|recompute_training)"
+    r"tests/(runtime/test_training_networks|model/test_from_torch|planner/test_(networks_planned|recompute_training)"
     r"|models/test_(light_)?models|graph/test_costs)\.py::\w+\[(?P<name>[a-z]\w*)"
 )
 
@@ -87,6 +87,15 @@ def pytest_collection_finish() -> None:
         if isinstance(logger, logging.Logger):  # PyTorch has fifty that hand on nothing
             logger.propagate = True
     _leave_alone_what_stays()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Any:
+    """So does what tests of a file share: a session collects garbage as it is made, and would look through all of it."""
+    made = yield
+    if fixturedef.scope != "function":
+        _leave_alone_what_stays()
+    return made
 
 
 def pytest_runtest_logfinish() -> None:

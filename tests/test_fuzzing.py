@@ -1,4 +1,4 @@
-"""Some cases of each fuzzer: no traceback, no crash, no hang, no wrong numbers. More: benchmarks/fuzzing.py."""
+"""Some cases of each fuzzer: no traceback, no crash, no hang, no wrong numbers. More: benchmarks/trust/fuzzing.py."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def outcomes() -> list[Outcome]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.fuzzing",
+        "benchmarks.trust.fuzzing",
         "--cases",
         str(CASES * len(KINDS)),
         "--processes",

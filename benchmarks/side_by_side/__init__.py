@@ -1,1 +1,1 @@
-"""Plans beside what a user would pick instead: what `benchmarks.peers` (CPU) and `benchmarks.gpu_day` (CUDA) share."""
+"""Plans beside what a user would pick instead: what `training.peers` (CPU) and `gpu_day` (CUDA) share."""

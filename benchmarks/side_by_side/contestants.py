@@ -13,9 +13,8 @@ class Contestant:
     Attributes:
         key: Its name in the record.
         title: Its name in the table.
-        library: ``torch``, ``stock`` (onnxruntime) or ``memonger``.
-        mode: Of torch: ``eager``, ``checkpoint`` or ``compile``; of stock ``default`` or ``requested`` (no arena); of
-            memonger ``plain``.
+        library: ``torch`` or ``memonger``.
+        mode: Of torch: ``eager``, ``checkpoint`` or ``compile``; of memonger ``plain``.
         plan: Of memonger, the plan's name, see `planning.Wish`.
         keeps: PyTorch never gives memory back to the system: fresh pages are slow on virtual machines.
         share: Of ``compile``, its ``activation_memory_budget``.
@@ -34,17 +33,6 @@ EAGER = Contestant("eager", "PyTorch eager", "torch", "eager")
 CHECKPOINT = Contestant("checkpoint", "PyTorch checkpoint", "torch", "checkpoint")
 COMPILED = Contestant("compile", "torch.compile", "torch", "compile")
 NONE = Contestant("none", "memonger", "memonger", "plain", "none")
-
-
-def inference(device: str) -> tuple[Contestant, ...]:
-    """Those that serve, on a CPU; the first is what the others are compared with."""
-    return (
-        Contestant("stock", "onnxruntime", "stock", "default"),
-        Contestant("requested", "onnxruntime, no arena", "stock", "requested"),
-        Contestant("planned", "memonger", "memonger", "plain", "inference"),
-        EAGER,
-        COMPILED,
-    )
 
 
 def training(device: str) -> tuple[Contestant, ...]:
@@ -67,4 +55,4 @@ def largest(device: str) -> tuple[Contestant, ...]:
     return (EAGER, CHECKPOINT, NONE, more, Contestant("budget", "memonger, recomputing", "memonger", "plain", "budget"))
 
 
-KINDS = {"inference": inference, "training": training, "largest": largest}
+KINDS = {"training": training, "largest": largest}

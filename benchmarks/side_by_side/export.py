@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import memonger
 from benchmarks.side_by_side import networks
-from benchmarks.torch_models import initialized
 from memonger.cli.worker import reason, say
+from models.torch_networks import initialized
 
 TELLING = 1e-3  # outputs of two inputs are apart by at least this part of the largest
 

@@ -18,16 +18,15 @@ class Job:
     Attributes:
         library: See `contestants.Contestant`.
         mode: Likewise.
-        training: Whether it trains.
         network: Name of the network.
         options: What differs from the network's defaults.
         device: ``cpu`` or ``cuda:N``.
         inputs: An .npz of inputs and labels.
         weights: The network's weights, PyTorch's file.
-        model: An ONNX file for stock, a planned file for memonger.
-        results: Where to write losses, or outputs: an .npz.
+        model: A planned file for memonger.
+        results: Where to write losses, an .npz.
         weight_bytes: Of weights and running statistics.
-        state_bytes: Of momentum, where it trains.
+        state_bytes: Of momentum.
         threads: Threads within a node.
         cap: Bytes PyTorch may allocate on a GPU; 0: all there are.
         tf32: Whether products of float32 may be computed in TF32.
@@ -37,7 +36,6 @@ class Job:
 
     library: str
     mode: str
-    training: bool
     network: str
     device: str
     inputs: str

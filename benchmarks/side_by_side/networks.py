@@ -101,6 +101,6 @@ def data(network: Network, size: Size, batch: int, seed: int = 0) -> dict[str, n
 
 def build(name: str, options: Mapping[str, Any]) -> "torch.nn.Module":
     """The network in PyTorch, with whatever weights."""
-    from benchmarks.torch_models import BUILDERS
+    from models.torch_networks import BUILDERS
 
     return BUILDERS[name](**options)

@@ -22,7 +22,7 @@ class Wish:
     """A plan to make.
 
     Attributes:
-        name: ``inference``; ``none``: training with nothing recomputed; ``share S``: with that part of the arena and
+        name: ``none``: training with nothing recomputed; ``share S``: with that part of the arena and
             scratch of ``none`` as its budget; ``budget``: with ``budget``; ``smallest``: only the least bytes for
             which one is found.
         batch: Samples.
@@ -84,14 +84,12 @@ class Planner:
             plan, note = self._made(wish)
             if wish.keep:
                 plan.save(path)
-                self._check(path, plan, wish)
+                self._check(path, plan)
             found = _figures(plan, str(path), note)
         record.write_text(json.dumps(asdict(found)))
         return found
 
     def _made(self, wish: Wish) -> "tuple[Plan, str]":
-        if wish.name == "inference":
-            return self._search(wish, mode="inference"), ""
         if wish.name == "none":
             return self._search(wish, strategy="none"), ""
         if wish.name == "budget":
@@ -125,12 +123,8 @@ class Planner:
     def _search(self, wish: Wish, **choices: Any) -> "Plan":
         import memonger
 
-        model: Any = self.folder / "forward.onnx"
-        if wish.name == "inference":
-            choices["batch"] = wish.batch
-        else:
-            model = memonger.to_training_mode(model, batch=wish.batch)
-            choices |= {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=RATE, momentum=MOMENTUM)}
+        model = memonger.to_training_mode(self.folder / "forward.onnx", batch=wish.batch)
+        choices |= {"loss": "softmax_cross_entropy", "optimizer": memonger.SGD(lr=RATE, momentum=MOMENTUM)}
         if "budget" in choices and self.effort is not None:
             choices["effort"] = self.effort
         if self.device != "cpu":
@@ -139,18 +133,13 @@ class Planner:
             choices["cuda"] = Cuda(tf32=self.tf32)
         return memonger.search_plan(model, device=self.device, threads=self.threads, **choices)
 
-    def _check(self, path: Path, plan: "Plan", wish: Wish) -> None:
+    def _check(self, path: Path, plan: "Plan") -> None:
         """One run whose order is checked: the measured ones run without, which takes memory."""
         import memonger
         from memonger.runtime import feeds
 
-        training = wish.name != "inference"
-        wanted = ("x", "labels") if training else ("x",)
-        inputs = feeds.random_feeds([value for value in feeds.inputs_of(plan.model.graph) if value.name in wanted])
-        if training:
-            memonger.TrainingSession(path, device=self.device).step(inputs)
-        else:
-            memonger.Session(path, device=self.device).run(inputs)
+        given = [value for value in feeds.inputs_of(plan.model.graph) if value.name in ("x", "labels")]
+        memonger.TrainingSession(path, device=self.device).step(feeds.random_feeds(given))
 
 
 def _figures(plan: "Plan", path: str, note: str) -> Figures:
@@ -161,7 +150,7 @@ def _figures(plan: "Plan", path: str, note: str) -> Figures:
         parameters=plan.parameter_bytes,
         inputs=plan.input_bytes,
         required=plan.total_bytes,
-        overhead=plan.overhead if plan.mode == "training" else 0.0,
+        overhead=plan.overhead,
         seconds=plan.planning_seconds or 0.0,
         note=note,
         copied=plan.input_bytes if plan.device.startswith("cuda") else 0,

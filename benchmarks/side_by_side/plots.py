@@ -55,24 +55,10 @@ def _height(row: Row, key: str, of: Figure) -> float:
     return max(0.0, one / other) if one is not None and other else 0.0
 
 
-def _net(result: Result) -> float | None:
-    return result.net
-
-
-def _seconds(result: Result) -> float | None:
-    return result.seconds
-
-
-def _batch(result: Result) -> float | None:
-    return result.batch
-
-
-def _each(result: Result) -> float | None:
-    return None if result.seconds is None else result.seconds / result.batch
-
-
 PANELS: dict[str, dict[str, Figure]] = {
-    "inference": {"memory beside weights": _net, "time of a run": _seconds},
-    "training": {"memory beside weights and momentum": _net, "time of a step": _seconds},
-    "largest": {"largest batch": _batch, "time of a sample": _each},
+    "training": {"memory beside weights and momentum": lambda r: r.net, "time of a step": lambda r: r.seconds},
+    "largest": {
+        "largest batch": lambda r: r.batch,
+        "time of a sample": lambda r: None if r.seconds is None else r.seconds / r.batch,
+    },
 }

@@ -19,7 +19,7 @@ class Result:
         batch: Samples of a step.
         peak: Most memory over what was in use before the network was made (CPU), before the process began (GPU).
         beside: Of these what is no tensor: on a GPU its context, on the CPU what libraries have left resident.
-        held: Weights, and momentum in training.
+        held: Weights and momentum.
         predicted: What the plan says of the peak less ``beside``; None for those without a plan.
         session: What the plan says of ``beside``, about; None where it doesn't say.
         seconds: Of a step, the median of the turns in which the cores shared a cache; of all turns where they never
@@ -27,9 +27,8 @@ class Result:
         near: How many turns those are; 0 where the cores never did.
         far_seconds: The median of the turns in which the cores shared none; None where there were none.
         far: How many turns those are.
-        apart: Largest difference of outputs from those of the first contestant over the largest of those; in training
-            of the first step's loss, before any weight has changed.
-        drift: In training the same of all steps' losses: after updates, differences of rounding have grown.
+        apart: Difference of the first step's loss, before any weight has changed, from the first contestant's, over it.
+        drift: The largest of all steps' losses: after updates, differences of rounding have grown.
         note: How it differs from what was asked for.
     """
 
@@ -75,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One network in one kind of comparison: ``inference``, ``training`` or ``largest``, where ``batch`` is 0.
+    """One network in one kind of comparison: ``training`` or ``largest``, where ``batch`` is 0.
 
     ``load`` is the machine's load average over the last minute when the row was done: above the number of threads
     others were at work, too.

@@ -40,7 +40,7 @@ class Course:
 
 
 def measure(kind: str, name: str, size: networks.Size, settings: Settings) -> Row:
-    """A row of ``inference`` or ``training``.
+    """A row of ``training``.
 
     Raises:
         OutOfTime: the clock ran out.
@@ -84,8 +84,7 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
 
 def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 0) -> Entry:
     """A contestant made ready to start: inputs written, its plan made."""
-    training = kind != "inference"
-    held = course.sizes["weight_bytes"] + (course.sizes["state_bytes"] if training else 0)
+    held = course.sizes["weight_bytes"] + course.sizes["state_bytes"]
     common: dict[str, Any] = {"contestant": one.key, "title": one.title, "batch": batch, "held": held}
     model, predicted, session, note = str(course.folder / "forward.onnx"), None, None, ""
     if one.key in course.settings.without:
@@ -97,18 +96,17 @@ def entry(course: Course, one: Contestant, kind: str, batch: int, budget: int = 
             return Entry(Result(**common, failed=f"no plan: {error}"), None)
         model, session, note = figures.path, figures.session, figures.note
         predicted = figures.predicted + (figures.inputs if course.settings.device.cuda else 0)
-    job = _job(course, one, training, batch, model, f"{kind}-{one.key}")
+    job = _job(course, one, batch, model, f"{kind}-{one.key}")
     return Entry(Result(**common, predicted=predicted, session=session, note=note), job, one.keeps)
 
 
-def _job(course: Course, one: Contestant, training: bool, batch: int, model: str, stem: str) -> Job:
+def _job(course: Course, one: Contestant, batch: int, model: str, stem: str) -> Job:
     settings, inputs = course.settings, course.folder / f"inputs-{batch}.npz"
     if not inputs.exists():
         np.savez(inputs, **dict[str, Any](networks.data(networks.NETWORKS[course.name], course.size, batch)))
     return Job(
         library=one.library,
         mode=one.mode,
-        training=training,
         network=course.name,
         device=(one.library == "torch" and settings.device.torch) or settings.device.name,
         inputs=str(inputs),
@@ -116,7 +114,7 @@ def _job(course: Course, one: Contestant, training: bool, batch: int, model: str
         model=model,
         results=str(course.folder / f"{stem}-{batch}.npz"),
         weight_bytes=course.sizes["weight_bytes"],
-        state_bytes=course.sizes["state_bytes"] if training else 0,
+        state_bytes=course.sizes["state_bytes"],
         threads=settings.threads,
         tf32=settings.tf32,
         tuned=settings.tuned,

@@ -7,7 +7,7 @@ from benchmarks.side_by_side.contestants import SHARES, training
 from benchmarks.side_by_side.job import STEPS, WARM
 from benchmarks.side_by_side.results import Record, Result, Row
 
-TITLES = {"inference": "Inference", "training": "Training steps", "largest": "Largest batch trained in {memory}"}
+TITLES = {"training": "Training steps", "largest": "Largest batch trained in {memory}"}
 NOTES = {
     "largest": (
         "fits: peak less beside is within it (on a GPU less the context, too); to 2 %",
@@ -63,7 +63,7 @@ def _meaning(cuda: bool) -> list[str]:
         "predicted: what the plan says of peak less beside; error: measured over predicted",
         "whole: the whole peak over all that the plan says, with what it says of beside",
         f"{WARM} steps to warm up, then the peak of {STEPS}",
-        "apart: largest difference of outputs, or of the first step's loss, from the first's over the largest;",
+        "apart: difference of the first step's loss from the first contestant's, over that;",
         "drift: of all steps' losses: what rounding makes of them after the first updates",
         "torch.compile, 70%: with activation_memory_budget 0.7 in training; without a number 1.0, PyTorch's own",
         "what it compiled for an earlier call may come from its cache: getting ready isn't timed",

@@ -14,47 +14,31 @@ from benchmarks.side_by_side.job import MOMENTUM, RATE, Job
 
 
 class TorchRunner:
-    """A network in PyTorch: `step` trains once, or infers once."""
+    """A network in PyTorch."""
 
     def __init__(self, job: Job, arrays: dict[str, np.ndarray]) -> None:
         _configure(job)
         device = torch.device(job.device)
-        self.cuda = job.cuda
         module = networks.build(job.network, job.options)
         module.load_state_dict(torch.load(job.weights, weights_only=True))
-        self.module = module.to(device).train(job.training)
+        self.module = module.to(device).train()
         self.x, self.labels = (torch.from_numpy(arrays[name]).to(device) for name in ("x", "labels"))
         self.forward = _forward(job, self.module)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM) if job.training else None
-        self.scores: Tensor | None = None
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM)
 
-    def step(self) -> float | None:
-        """Train on the batch and return the loss, or infer it; done when this returns."""
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(self.forward(self.x), self.labels)
-            loss.backward()
-            self.optimizer.step()
-            return float(loss.detach())
-        self.scores = None  # or the last run's would be there beside this one's
-        with torch.inference_mode():
-            self.scores = self.forward(self.x)
-        if self.cuda:
-            torch.cuda.synchronize()
-        return None
-
-    def outputs(self) -> np.ndarray:
-        """What the last run in inference computed."""
-        assert self.scores is not None
-        return self.scores.float().cpu().numpy()
+    def step(self) -> float:
+        """Train on the batch and return the loss; done when this returns."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self.forward(self.x), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
 
     def resting_bytes(self) -> int:
-        """Bytes of the tensors that are there between steps: weights, gradients, momentum, outputs."""
+        """Bytes of the tensors that are there between steps: weights, gradients, momentum."""
         tensors: list[Any] = [*self.module.parameters(), *self.module.buffers()]
         tensors += [p.grad for p in self.module.parameters() if p.grad is not None]
-        if self.optimizer is not None:
-            tensors += [t for state in self.optimizer.state.values() for t in state.values() if t is not None]
-        tensors += [self.scores] if self.scores is not None else []
+        tensors += [t for state in self.optimizer.state.values() for t in state.values() if t is not None]
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 

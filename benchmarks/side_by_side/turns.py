@@ -202,12 +202,7 @@ def _compared(entries: Sequence[Entry], results: Sequence[Result]) -> list[Resul
         if first is None:
             first, batch = values, result.batch
         if result.batch == batch:
-            training = entry.job.training
-            found[index] = replace(
-                result,
-                apart=apart(values[:1], first[:1]) if training else apart(values, first),
-                drift=apart(values, first) if training else None,
-            )
+            found[index] = replace(result, apart=apart(values[:1], first[:1]), drift=apart(values, first))
     return found
 
 

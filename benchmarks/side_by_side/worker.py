@@ -21,9 +21,7 @@ from memonger.cli.worker import reason, say, serve_times
 class Runner(Protocol):
     """A contestant."""
 
-    def step(self) -> float | None: ...
-
-    def outputs(self) -> np.ndarray: ...
+    def step(self) -> float: ...
 
     def resting_bytes(self) -> int: ...
 
@@ -34,9 +32,9 @@ def runner(job: Job, arrays: dict[str, np.ndarray]) -> Runner:
         from benchmarks.side_by_side.torch_peer import TorchRunner
 
         return TorchRunner(job, arrays)
-    from benchmarks.side_by_side import onnx_peer
+    from benchmarks.side_by_side.onnx_peer import PlannedRunner
 
-    return onnx_peer.StockRunner(job, arrays) if job.library == "stock" else onnx_peer.PlannedRunner(job, arrays)
+    return PlannedRunner(job, arrays)
 
 
 def _import(job: Job) -> None:
@@ -55,8 +53,7 @@ def _import(job: Job) -> None:
         load_cuda_libraries()
     import onnxruntime  # noqa: F401
 
-    if job.library == "memonger":
-        import memonger.training_session  # noqa: F401
+    import memonger.training_session  # noqa: F401
 
 
 def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
@@ -86,7 +83,7 @@ def ready(job: Job) -> tuple[Runner, dict[str, Any]]:
         process_memory.reset_peak()
     losses += [contestant.step() for _ in range(STEPS)]
     peak = process_memory.resident().peak - before if known else None
-    np.savez(job.results, values=np.array(losses) if job.training else contestant.outputs())
+    np.savez(job.results, values=np.array(losses))
     return contestant, {"peak": peak, "rest": rest if known else None}
 
 

@@ -9,8 +9,8 @@ from memonger.schedule.greedy import GreedyOptions
 class Tuning:
     """Constants of `memonger.schedule.portfolio`.
 
-    They were chosen on the published problems in tests/data/remat (``python -m benchmarks.remat``), and those for large
-    problems on deep ResNets (``python -m benchmarks.planning_training``). Fractions of effort are of the effort of one
+    They were chosen on the published problems in tests/data/remat (``python -m benchmarks.planning.remat``), and those for large
+    problems on deep ResNets (``python -m benchmarks.planning.recompute``). Fractions of effort are of the effort of one
     search.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.packing import training_like
+from benchmarks.planning.packing import training_like
 from memonger.allocation import (
     ALLOCATORS,
     Buffer,

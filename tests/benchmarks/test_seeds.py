@@ -1,17 +1,18 @@
-"""The networks and the page of benchmarks.seeds."""
+"""The networks and the page of benchmarks.planning.seeds."""
 
 import pytest
 
 import memonger
-from benchmarks import seed_networks, seeds
+from benchmarks.planning import seeds
+from models import optnet
 
 
-@pytest.mark.parametrize("name", seed_networks.NETWORKS)
+@pytest.mark.parametrize("name", optnet.NETWORKS)
 def test_the_networks_take_what_optnet_counted(name: str) -> None:
-    model = seed_networks.as_double(seed_networks.build(name, 1))
+    model = optnet.as_double(optnet.build(name, 1))
     count = memonger.count_memory(model, mode="inference")
     graph = memonger.search_plan(model, mode="inference", device="none", order="file").graph
-    own = seed_networks.unplanned_outputs(model, dict(zip(graph.values, graph.sizes, strict=True)))
+    own = optnet.unplanned_outputs(model, dict(zip(graph.values, graph.sizes, strict=True)))
     published, _ = seeds.INFERENCE["batch 1, double"][name]
     assert own / seeds.MIB == pytest.approx(published, abs=0.6)
     assert own < count.before.outputs

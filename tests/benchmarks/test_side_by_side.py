@@ -16,12 +16,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytest.importorskip("transformers")
 
-from benchmarks import peers, torch_models  # noqa: E402
-from benchmarks.side_by_side import contestants, cores, devices, networks, program, results, rows, turns  # noqa: E402
+from benchmarks.side_by_side import contestants, cores, devices, networks, results, rows, turns  # noqa: E402
 from benchmarks.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
 from benchmarks.side_by_side.table import table  # noqa: E402
 from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
+from benchmarks.training import peers  # noqa: E402
 from memonger.cli.worker import Worker  # noqa: E402
+from models import torch_networks  # noqa: E402
 
 PUBLISHED = {
     "resnet50": 25_557_032,
@@ -69,7 +70,7 @@ def test_checkpoints_change_neither_losses_nor_gradients(name: str) -> None:
     shape, options = SMALL[name]
     torch.manual_seed(1)
     x = torch.randn(shape) if len(shape) > 2 else torch.randint(50, shape)
-    module = torch_models.initialized(name, x, **options)
+    module = torch_networks.initialized(name, x, **options)
     with torch.no_grad():
         scores = module(x)
     labels = torch.randint(scores.shape[1], (len(scores), *scores.shape[2:]))
@@ -90,7 +91,7 @@ def test_checkpoints_change_neither_losses_nor_gradients(name: str) -> None:
 def test_a_checkpointed_network_keeps_less_for_its_backward_pass(name: str) -> None:
     shape, options = SMALL[name]
     x = torch.randn(shape) if len(shape) > 2 else torch.randint(50, shape)
-    module = torch_models.initialized(name, x, **options)
+    module = torch_networks.initialized(name, x, **options)
     sizes = []
     for forward in (module, module.checkpointed):
         kept: dict[int, int] = {}
@@ -109,7 +110,7 @@ def test_a_checkpointed_network_keeps_less_for_its_backward_pass(name: str) -> N
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 16, 18, 60, 68])
 def test_segments_are_about_sqrt_n_of_about_sqrt_n_stages(count: int) -> None:
     stages: list[Any] = [lambda x, index=index: x + index for index in range(count)]
-    found = torch_models.segments(stages)
+    found = torch_networks.segments(stages)
     lengths = [len(segment) for segment in found]
     assert [stage for segment in found for stage in segment] == stages
     assert len(found) == round(math.sqrt(count))
@@ -153,20 +154,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("side_by_side")
 
 
-def test_inference_contestants_give_the_same_outputs(folder: Path) -> None:
-    settings = _settings(folder, without=("requested", "compile"))
-    row = rows.measure("inference", "densenet_bc100", TINY, settings)
-    found = {result.contestant: result for result in row.results if not result.failed}
-    assert tuple(found) == ("stock", "planned", "eager")
-    assert {result.failed for result in row.results} == {"", "left out (--without)"}
-    for result in found.values():
-        assert result.apart is not None
-        assert result.apart < 1e-4
-        assert result.seconds
-        assert result.peak
-    assert found["planned"].predicted
-
-
 def test_training_contestants_have_the_same_losses(folder: Path) -> None:
     keys = ("eager", "none", "share70")
     without = tuple(one.key for one in contestants.training("cpu") if one.key not in keys)
@@ -201,7 +188,7 @@ def _job(place: Path, weights: str) -> Any:
     from benchmarks.side_by_side.job import Job
 
     return Job(
-        library="torch", mode="eager", training=True, network="densenet_bc100", device="cpu",
+        library="torch", mode="eager", network="densenet_bc100", device="cpu",
         inputs=str(place / "inputs.npz"), weights=weights, model="", results=str(place / "broken.npz"),
         weight_bytes=0, state_bytes=0, threads=1, options=TINY.options,
     )  # fmt: skip
@@ -272,7 +259,7 @@ def _row(kind: str, name: str, batch: int = 4, *_: Any) -> results.Row:
 
 
 def _asked(*arguments: str) -> argparse.Namespace:
-    return program.parser("About.", peers.DEFAULTS).parse_args(arguments)
+    return peers.parser().parse_args(arguments)
 
 
 def test_a_second_run_measures_only_what_is_missing(
@@ -285,18 +272,18 @@ def test_a_second_run_measures_only_what_is_missing(
         measured.append((kind, name, batch))
         return _row(kind, name, batch)
 
-    monkeypatch.setattr(program, "_measured", fake)
+    monkeypatch.setattr(peers, "_measured", fake)
     output, device = tmp_path / "peers.json", devices.Device("cpu", ("title", "machine"))
     asked = _asked("--rows", "unet,lstm", "--kinds", "training", "--times", "1")
-    assert program.run(asked, peers.DEFAULTS, device, output) == 0
+    assert peers.run(asked, device, output) == 0
     assert measured == [("training", "unet", 1), ("training", "lstm", 16)]
     asked = _asked("--rows", "gpt,lstm", "--kinds", "training", "--resume", "--times", "1,4")
-    assert program.run(asked, peers.DEFAULTS, device, output) == 0
+    assert peers.run(asked, device, output) == 0
     assert measured[2:] == [("training", "gpt", 2), ("training", "gpt", 8), ("training", "lstm", 64)]
     assert [(row.network, row.batch) for row in results.load(output).rows] == [
         ("unet", 1), ("gpt", 2), ("gpt", 8), ("lstm", 16), ("lstm", 64),
     ]  # fmt: skip
-    assert program.run(_asked("--resume", "--minutes", "0"), peers.DEFAULTS, device, output) == 0
+    assert peers.run(_asked("--resume", "--minutes", "0"), device, output) == 0
     assert len(measured) == 5
     assert "out of time" in capsys.readouterr().err
     assert (tmp_path / "peers_training.png").stat().st_size > 0
@@ -344,7 +331,7 @@ def test_what_was_measured_on_cores_without_a_shared_cache_stands_apart() -> Non
 
 def test_the_head_names_the_calls_but_not_where_files_went() -> None:
     arguments = ["--rows", "unet", "--folder", "/somewhere", "--threads", "1", "--output=/elsewhere", "--resume"]
-    assert program._telling(arguments) == ["--rows", "unet", "--threads", "1", "--resume"]
+    assert peers._telling(arguments) == ["--rows", "unet", "--threads", "1", "--resume"]
 
 
 def test_kinds_and_rows_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,9 +344,9 @@ def test_kinds_and_rows_that_do_not_exist_are_refused(capsys: pytest.CaptureFixt
 
 def test_largest_batches_on_the_cpu_are_asked_for() -> None:
     device = devices.Device("cpu", ())
-    assert {kind for kind, _, _ in program.wanted(_asked(), peers.DEFAULTS, device)} == {"inference", "training"}
-    found = program.wanted(_asked("--kinds", "largest"), peers.DEFAULTS, device)
-    assert [name for _, name, _ in found] == [name for name in networks.NETWORKS if name in peers.DEFAULTS.largest]
+    assert {kind for kind, _, _ in peers.wanted(_asked(), device)} == {"training"}
+    found = peers.wanted(_asked("--kinds", "largest"), device)
+    assert [name for _, name, _ in found] == [name for name in networks.NETWORKS if name in peers.LARGEST]
 
 
 def test_the_driver_is_watched_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:

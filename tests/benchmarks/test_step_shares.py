@@ -1,4 +1,4 @@
-"""benchmarks.step_shares: every node of every segment is in the profile of each step, and only later steps count."""
+"""training.step_shares: every node of every segment is in the profile of each step, and only later steps count."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
 import memonger
-from benchmarks import step_shares
+from benchmarks.training import step_shares
 from memonger.runtime.profile import NodeRun
 from tests.support.training_steps import batch, differentiated, model, net
 

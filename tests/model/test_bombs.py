@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import memonger
 from memonger import plan_file
@@ -17,28 +17,14 @@ from memonger.errors import LoadError, MemongerError, PlanFileError
 from memonger.lowering import calibrate
 from memonger.model import load
 from memonger.schedule import orders
+from tests.support import bombs
 from tests.support.stock import parse
-
-OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
-
-
-def _calling(depth: int) -> bytes:
-    """Functions each of which calls the one before twice; the first is Relu."""
-    functions = [helper.make_function("f", "f0", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], OPSETS[:1])]
-    for number in range(1, depth + 1):
-        wires = ((["x"], ["a"]), (["a"], ["y"]))
-        calls = [helper.make_node(f"f{number - 1}", *wire, domain="f") for wire in wires]
-        functions.append(helper.make_function("f", f"f{number}", ["x"], ["y"], calls, OPSETS))
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node(f"f{depth}", ["x"], ["y"], domain="f")], "g", info[:1], info[1:])
-    made = helper.make_model(graph, opset_imports=OPSETS, ir_version=10, functions=functions)
-    return bytes(made.SerializeToString())
 
 
 def test_functions_are_counted_before_they_are_written_out() -> None:
     with pytest.raises(LoadError, match=f"written out they are {2**40} nodes"):
-        memonger.load(_calling(40))
-    read = memonger.load(_calling(11))
+        memonger.load(bombs.calls().SerializeToString())
+    read = memonger.load(bombs.calls(11).SerializeToString())
     nodes = list(read.ir.graph)
     assert len(nodes) == 2**11
     assert {node.op_type for node in nodes} == {"Relu"}
@@ -47,7 +33,7 @@ def test_functions_are_counted_before_they_are_written_out() -> None:
 
 
 def test_functions_that_call_each_other_are_refused() -> None:
-    made = onnx.ModelProto.FromString(_calling(2))
+    made = bombs.calls(2)
     made.functions[1].node[0].op_type = "f2"
     with pytest.raises(LoadError, match="can't be inlined: Cyclic"):
         memonger.load(made.SerializeToString())
@@ -55,8 +41,7 @@ def test_functions_that_call_each_other_are_refused() -> None:
 
 def test_vectors_that_double_are_not_followed() -> None:
     """As values of 8 TiB, inference would compute them; their sizes it knows all the same."""
-    joins = "\n".join(f"p{number + 1} = Concat <axis = 0> (p{number}, p{number})" for number in range(40))
-    model = parse(f"g (int64[1] p0) => (int64[N] p40) {{ {joins} }}", opset=21)
+    model = bombs.doubling()
     read = memonger.load(model.SerializeToString())
     assert list(read.ir.graph.outputs[0].shape or ()) == [2**40]
     with pytest.raises(MemongerError, match=r"takes .* of memory, so no run can measure the model"):
@@ -86,21 +71,12 @@ def test_what_is_no_file_or_never_ends_is_not_read(tmp_path: Path, monkeypatch: 
 
 def test_a_loop_without_an_end_ends_in_the_calibrating_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "LONGEST_LOOP", 0.2)
-    model = parse(
-        "g (float[1] x) => (float[1] y)"
-        f" <int64 n = {{{2**62}}}, bool t = {{1}}, float[1] one = {{1.0}}>"
-        " { y = Loop (n, t, x) <body = b (int64 i, bool c, float[1] s) => (bool c2, float[1] s2)"
-        " { c2 = Identity(c)\n s2 = Add(s, one) }> }",
-        opset=21,
-    )
     with pytest.raises(MemongerError, match=r"hadn't ended after 0 s, and so may never: .*Loop"):
-        memonger.search_plan(model, mode="inference", device="cpu", threads=1)
+        memonger.search_plan(bombs.loop(), mode="inference", device="cpu", threads=1)
 
 
 def test_a_node_with_thousands_of_parts_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = ", ".join(f"p{number}" for number in range(300))
-    text = f"{parts} = Split <axis = 0, num_outputs = 300> (x)\n y = Concat <axis = 0> ({parts})"
-    model = parse(f"g (float[300] x) => (float[300] y) {{ {text} }}", opset=21)
+    model = bombs.parts(300)
     asked = list[int]()
     growth = orders._ReadyNodes.growth
     monkeypatch.setattr(orders._ReadyNodes, "growth", lambda self, node: asked.append(node) or growth(self, node))  # type: ignore[func-returns-value]

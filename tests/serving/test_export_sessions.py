@@ -16,13 +16,12 @@ import onnx
 import pytest
 
 import memonger
-from benchmarks import serving_requests
-from benchmarks.serving import judge
+from benchmarks.serving.servers import judge
 from memonger.errors import SessionError
 from memonger.serving import export
 from memonger.serving.protocol import message, read_inputs, read_request, write_body, write_outputs
 from memonger.serving.serving import PlannedFleet
-from tests.support import triton_stand_in
+from tests.support import serving_requests, triton_stand_in
 from tests.support.export_models import (
     ROOT,
     as_request,
@@ -271,7 +270,7 @@ def test_one_request_that_the_runtime_refuses_leaves_the_others(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Planned files of the model that `benchmarks.serving` serves."""
+    """Planned files of the model that `benchmarks.serving.servers` serves."""
     paths = []
     for batch in serving_requests.BATCHES:
         plan = memonger.search_plan(serving_requests.model(), batch=batch, mode="inference", device="none")

@@ -12,14 +12,14 @@ import onnx
 import onnx_ir as ir
 
 import memonger
-from benchmarks.fused_cases import fused_cases
-from benchmarks.node_cases import Case, cases
 from memonger.autodiff import rules as rules  # registers them
 from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import EXPANSIONS, RULES
 from memonger.errors import MemongerError
 from memonger.ir.checks import RUNTIME_OPERATORS
 from memonger.ir.operators import facts_of
+from tests.support.fused_cases import fused_cases
+from tests.support.node_cases import Case, cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "OPERATORS.md"
 FIRST = 13  # the oldest operator set on the page
@@ -32,7 +32,7 @@ HEAD = """# Operators and their gradients
 
 Made by `python -m tests.support.operators_page --write` from the registry and onnx {version}, operator set {opset}.
 Each test of a differentiable operator in onnx's backend suite is compared with finite differences:
-[benchmarks/coverage.txt](../benchmarks/coverage.txt) has how many agree, and the message of each that is refused.
+[a table](../benchmarks/training/coverage.txt) has how many agree, and the message of each that is refused.
 
 - **rule**: the gradient is written for the operator as it stands.
 - **expansion**: the operator is written as others that have rules; those run forward, too.

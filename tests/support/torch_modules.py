@@ -4,18 +4,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks import torch_models
+from models import torch_networks
 
 
 def resnet18(dropout: float) -> nn.Module:
     """He et al. 2015: every stage, an eighth of the width; as in 18 layers, the first stage has no shortcut."""
-    return torch_models.ResNet((1, 2, 1, 1), bottleneck=False, width=8, classes=10, dropout=dropout)
+    return torch_networks.ResNet((1, 2, 1, 1), bottleneck=False, width=8, classes=10, dropout=dropout)
 
 
 def mobilenet_v2(dropout: float) -> nn.Module:
     """Sandler et al. 2018: every stage, two units in one of them and one in the others."""
     units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 1, 2), (6, 16, 1, 2), (6, 24, 1, 1), (6, 40, 1, 2), (6, 80, 1, 1))
-    return torch_models.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
+    return torch_networks.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
 
 
 class DenseLayer(nn.Module):

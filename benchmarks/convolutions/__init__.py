@@ -1,1 +1,0 @@
-"""Convolutions and their gradients in standard ONNX operators, measured against PyTorch's own kernels."""

@@ -1,0 +1,176 @@
+"""The networks of `benchmarks.chunks`: those of ``models/``, and PyTorch modules exported with a dynamic batch."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+import memonger
+import models
+from memonger.runtime.feeds import Input
+from models import torch_exports
+
+TOKENS = 1000  # tokens lie below it: no vocabulary here is smaller
+
+Family = Literal["CNN", "transformer", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One network of the table.
+
+    Attributes:
+        family: The means of a family are compared with its aims.
+        write: Writes its ONNX file, with a symbolic batch.
+        options: Of the builder of a network of ``models/``, what differs from the default.
+        batches: The only batches it is measured at; empty for all.
+        is_long: Whether it reads 1,024 tokens: its mean has an aim of its own.
+        is_kin: Whether another network that is measured has the same form: left out unless asked for by name.
+    """
+
+    family: Family
+    write: Callable[..., None] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+    is_long: bool = False
+    is_kin: bool = False
+
+
+def write(name: str, path: Path, **options: object) -> None:
+    """Write a network's ONNX file, with a symbolic batch; GPT-2's may have another ``num_layers``."""
+    network = NETWORKS[name]
+    if network.write is not None:
+        network.write(path, **options)
+        return
+    onnx.save(models.build(name, batch=None, **{**network.options, **options}), path)
+
+
+def random_inputs(inputs: Iterable[Input], seed: int = 0) -> dict[str, np.ndarray]:
+    """Normal numbers, or tokens."""
+    rng, feeds = np.random.default_rng(seed), {}
+    for value in inputs:
+        assert value.shape is not None
+        assert value.dtype is not None
+        floating = value.dtype.is_floating_point()
+        array = rng.standard_normal(value.shape) if floating else rng.integers(0, TOKENS, value.shape)
+        feeds[value.name] = array.astype(value.dtype.numpy())
+    return feeds
+
+
+def _hub(builder: str, shape: tuple[int, ...], **options: Any) -> Callable[[Path], None]:
+    """Writes a network of `models.torch_networks` for samples of a shape: images, or texts where it has one size."""
+
+    def export(path: Path) -> None:
+        import torch
+
+        from models.torch_networks import initialized
+
+        text = len(shape) == 1
+        torch.manual_seed(0)
+        x = torch.randint(0, TOKENS, (2, *shape)) if text else torch.randn(2, *shape)
+        _export(initialized(builder, x, **options).eval(), (x,), path)
+
+    return export
+
+
+def _t5_encoder(path: Path) -> None:
+    """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
+    import torch
+    import transformers
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = transformers.T5EncoderModel(transformers.T5Config(num_layers=4, vocab_size=8192))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.network(x).last_hidden_state
+
+    torch.manual_seed(0)
+    _export(Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
+
+
+def step(path: Path, **options: object) -> None:
+    """GPT-2 in training form, with the loss as its output: 4 layers of 768, 1,024 tokens and 50,257 words."""
+    onnx.save(models.build("gpt2", batch=None, training=True, **{"num_layers": 4, **options}), path)
+
+
+def _scores(path: Path, num_layers: int = 4) -> None:
+    """GPT-2 that scores labels: layers of 768, 1,024 tokens and 50,257 words; one number for each token."""
+    import torch
+
+    from models.torch_networks import GPT
+
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = GPT(768, num_layers, 12, 50257, 1024)
+
+        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            logits = self.network(tokens).unflatten(0, (-1, 1024))
+            return torch.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
+
+    torch.manual_seed(0)
+    tokens, labels = (torch.randint(0, TOKENS, (2, 1024)) for _ in range(2))
+    _export(Scores().eval(), (tokens, labels), path)
+
+
+def _export(module: Any, example: tuple[Any, ...], path: Path) -> None:
+    """Write a module with a dynamic batch."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    # The strides of other kernels of attention aren't those of the exporter's decomposition: it refuses Swin's views.
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        ir.save(memonger.from_torch(module, example, dynamic_batch=True).ir, path)
+
+
+_BERT = {"vocab_size": 8192, "num_hidden_layers": 4}
+_LLAMA = {
+    "vocab_size": 8192, "hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "intermediate_size": 2048,
+}  # fmt: skip
+
+NETWORKS: Mapping[str, Network] = {
+    "alexnet": Network("CNN"),
+    "vgg11": Network("CNN", is_kin=True),
+    "vgg16": Network("CNN"),
+    "vgg19": Network("CNN", is_kin=True),
+    "googlenet": Network("CNN"),
+    "resnet18": Network("CNN"),
+    "resnet34": Network("CNN", is_kin=True),
+    "resnet50": Network("CNN"),
+    "resnet101": Network("CNN", is_kin=True),
+    "resnet152": Network("CNN", is_kin=True),
+    "resnet200": Network("CNN", is_kin=True),
+    "resnet110": Network("CNN"),
+    "resnet1001": Network("CNN", is_kin=True),
+    "densenet121": Network("CNN"),
+    "densenet201": Network("CNN", is_kin=True),
+    "densenet_bc100": Network("CNN"),
+    "mobilenet_v2": Network("CNN"),
+    "unet": Network("CNN", options={"image": 256}),
+    "convnext_tiny": Network("CNN", _hub("convnext_tiny", (3, 224, 224))),
+    "efficientnet_b0": Network("CNN", _hub("efficientnet_b0", (3, 224, 224))),
+    "resnext50": Network("CNN", _hub("resnext50", (3, 224, 224))),
+    "pyramid": Network("CNN", lambda path: torch_exports.export("torch pyramid", path)),
+    "lstm": Network("recurrent"),
+    "vit": Network("transformer"),
+    "vit_b16": Network("transformer"),
+    "swin_tiny": Network("transformer", _hub("swin_tiny", (3, 224, 224))),
+    "gpt": Network("transformer"),
+    "bert": Network("transformer", _hub("bert", (128,), **_BERT)),
+    "llama": Network("transformer", _hub("llama", (256,), **_LLAMA)),
+    "t5_encoder": Network("transformer", _t5_encoder),
+    "gpt2": Network("transformer", options={"num_layers": 4}, batches=(1, 4), is_long=True),
+    "gpt2_step": Network("transformer", step, batches=(1, 4), is_long=True, is_kin=True),
+    "gpt2_scores": Network("transformer", _scores, batches=(1, 4), is_long=True),
+}
+"""Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""
+
+DEFAULT = tuple(name for name, network in NETWORKS.items() if not network.is_kin)

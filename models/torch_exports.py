@@ -1,0 +1,155 @@
+"""Networks nobody here wrote as ONNX: PyTorch modules, exported with a dynamic batch."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class ConvNeXt(nn.Module):
+    """A small ConvNeXt (Liu et al. 2022): depthwise 7×7 convolutions, layer normalization, inverted bottlenecks."""
+
+    def __init__(self, widths: tuple[int, ...] = (48, 96, 192, 384), depths: tuple[int, ...] = (2, 2, 4, 2)) -> None:
+        super().__init__()
+        stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, stride=4)]
+        for index, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+            stages += [_ConvNeXtBlock(width) for _ in range(depth)]
+            if index + 1 < len(widths):
+                stages.append(nn.Conv2d(width, widths[index + 1], 2, stride=2))
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], 1000)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``[batch, 3, 224, 224]`` → logits ``[batch, 1000]``."""
+        return self.head(self.stages(image).mean((2, 3)))
+
+
+class _ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + self.down(nn.functional.gelu(self.up(y))).permute(0, 3, 1, 2)
+
+
+class Encoder(nn.Module):
+    """A BERT-like encoder: PyTorch's own TransformerEncoder, 6 layers of 384, over 128 tokens."""
+
+    def __init__(self, vocabulary: int = 8000, width: int = 384, layers: int = 6, length: int = 128) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, 6, 4 * width, activation="gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``[batch, 128]`` int64 → ``[batch, 128, 384]``."""
+        return self.encoder(self.tokens(tokens) + self.positions)
+
+
+class Detector(nn.Module):
+    """A feature pyramid (Lin et al. 2017) over a plain backbone: values that live long, and several outputs."""
+
+    def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        inputs = (3, *widths[:-1])
+        self.down = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(a, b, 3, stride=2, padding=1), nn.BatchNorm2d(b), nn.SiLU(),
+                nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.SiLU(),
+            )
+            for a, b in zip(inputs, widths, strict=True)
+        )  # fmt: skip
+        self.side = nn.ModuleList(nn.Conv2d(width, 64, 1) for width in widths)
+        self.heads = nn.ModuleList(nn.Conv2d(64, 24, 3, padding=1) for _ in widths)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``[batch, 3, 256, 256]`` → a map ``[batch, 24, h, h]`` for each of four levels."""
+        levels = []
+        for stage in self.down:
+            image = stage(image)
+            levels.append(image)
+        top = self.side[-1](levels[-1])
+        maps = [self.heads[-1](top)]
+        for index in range(len(levels) - 2, -1, -1):
+            top = nn.functional.interpolate(top, scale_factor=2.0, mode="nearest") + self.side[index](levels[index])
+            maps.append(self.heads[index](top))
+        return tuple(maps)
+
+
+class SuperResolution(nn.Module):
+    """Residual blocks of 64 channels at 270 × 480 without normalization, then twice as large twice (EDSR, 2017)."""
+
+    def __init__(self, width: int = 64, blocks: int = 16) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, width, 3, padding=1)
+        pairs = ((nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.Sequential(a, nn.ReLU(), b) for a, b in pairs)
+        twice = ((nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2)) for _ in range(2))
+        self.tail = nn.Sequential(*(layer for each in twice for layer in each), nn.Conv2d(width, 3, 3, padding=1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``[batch, 3, 270, 480]`` → ``[batch, 3, 1080, 1920]``."""
+        x = first = self.head(image)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.tail(x + first)
+
+
+class _Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.GroupNorm(32, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1))
+        self.second = nn.Sequential(nn.GroupNorm(32, outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1))
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shortcut(x) + self.second(self.first(x))
+
+
+class ImageDecoder(nn.Module):
+    """The decoder of a latent diffusion model (Rombach et al. 2022) at a quarter of its width."""
+
+    def __init__(self, widths: tuple[int, ...] = (128, 128, 64, 32)) -> None:
+        super().__init__()
+        top = widths[0]
+        self.head, self.before, self.after = nn.Conv2d(4, top, 3, padding=1), _Residual(top, top), _Residual(top, top)
+        self.norm, self.attention = nn.GroupNorm(32, top), nn.MultiheadAttention(top, 1, batch_first=True)
+        stages: list[nn.Module] = []
+        for inputs, outputs in zip((top, *widths), widths, strict=False):
+            stages += [_Residual(inputs, outputs), _Residual(outputs, outputs), _Residual(outputs, outputs)]
+            stages += [nn.Upsample(scale_factor=2.0), nn.Conv2d(outputs, outputs, 3, padding=1)]
+        last = widths[-1]
+        self.stages = nn.Sequential(*stages[:-2], nn.GroupNorm(32, last), nn.SiLU(), nn.Conv2d(last, 3, 3, padding=1))
+
+    def forward(self, latent: torch.Tensor) -> torch.Tensor:
+        """``[batch, 4, 64, 64]`` → ``[batch, 3, 512, 512]``."""
+        x = self.before(self.head(latent))
+        pixels = self.norm(x).flatten(2).transpose(1, 2)
+        x = x + self.attention(pixels, pixels, pixels, need_weights=False)[0].transpose(1, 2).reshape(x.shape)
+        return self.stages(self.after(x))
+
+
+EXPORTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]] = {
+    "torch convnext": (ConvNeXt, lambda batch: torch.randn(batch, 3, 224, 224)),
+    "torch encoder": (Encoder, lambda batch: torch.randint(0, 8000, (batch, 128))),
+    "torch pyramid": (Detector, lambda batch: torch.randn(batch, 3, 256, 256)),
+    "super-resolution": (SuperResolution, lambda batch: torch.randn(batch, 3, 270, 480)),
+    "image decoder": (ImageDecoder, lambda batch: torch.randn(batch, 4, 64, 64)),
+}
+
+
+def export(name: str, path: Path) -> None:
+    """Write a network as ONNX with seeded weights; its first dimension is ``batch``."""
+    make, example = EXPORTS[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        shapes = ({0: torch.export.Dim("batch")},)
+        torch.onnx.export(make().eval(), (example(2),), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
