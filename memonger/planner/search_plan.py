@@ -53,7 +53,7 @@ from memonger.plan import (
     parameter_bytes,
     state_bytes,
 )
-from memonger.plan_file import ROWS, ChunkedBand
+from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
 from memonger.planner.modes import settle
 from memonger.schedule import Request, decide, mirror_plan
@@ -62,7 +62,7 @@ from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.on_demand import forward_pass
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
-from memonger.tiling import both, chunking, stripping
+from memonger.tiling import both, chunking
 from memonger.tiling.joining import with_joined_products
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
@@ -535,29 +535,16 @@ def in_chunks(job: Job) -> Job:
             raise _explained(job, error) from error
     strategy = job.strategy if trains else "none"
     plain = job.solution or decide.decide(dataclasses.replace(job.request, budget=None), strategy, options.order)
-    asked = options.axis_and_chunks
-    if asked is not None and asked[0] == ROWS:
-        return _with_strips(job, plain, asked[1])
-
     chosen = chunking.choose(job.lowered, job.request, job.options, job.device, job.source.batch, plain)
     return _taken(job, plain if chosen is None else chosen)
 
 
-def _taken(job: Job, way: both.Way) -> Job:
+def _taken(job: Job, way: Solution | chunking.Way) -> Job:
     """The job with a schedule, or chunks, that were decided on."""
     return dataclasses.replace(job, solution=way) if isinstance(way, Solution) else _with_chunks(job, way)
 
 
-def _with_strips(job: Job, plain: Solution, count: int) -> Job:
-    allowed, threads = job.options.allow_rounding, job.options.threads
-    strips = stripping.choose(job.lowered, job.request, plain, job.device, count, threads, allowed)
-    return dataclasses.replace(
-        job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(job.options, order="file"),
-        notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
-    )  # fmt: skip
-
-
-def _with_chunks(job: Job, way: chunking.Chunking) -> Job:
+def _with_chunks(job: Job, way: chunking.Way) -> Job:
     request = dataclasses.replace(way.request, budget=job.request.budget)
     options = dataclasses.replace(job.options, order="file")
     return dataclasses.replace(

@@ -11,7 +11,7 @@ from memonger.options import Options
 from memonger.schedule import Request
 from memonger.schedule.decide import Budgets, Solution, orders_of, total_bytes
 from memonger.tiling import chunk_times, chunking
-from memonger.tiling.chunking import Chunking
+from memonger.tiling.rewritten import InSlices
 
 MINOR = 0.25
 """Part of the missing bytes below which chunks are looked at only where recomputation can't hold the budget."""
@@ -20,7 +20,7 @@ ATTEMPTS = 3
 """Budgets of which a schedule with recomputations is then cut into chunks."""
 
 
-Way = Solution | Chunking
+Way = Solution | chunking.Way
 
 
 def for_budget(
@@ -99,20 +99,20 @@ class _WithinBudget:
 
     def total(self, one: Way) -> int:
         """What has to fit."""
-        return self.request.base + one.total if isinstance(one, Chunking) else total_bytes(self.request, one)
+        return self.request.base + one.total if isinstance(one, InSlices) else total_bytes(self.request, one)
 
     def fits(self, one: Way) -> bool:
         """Whether it holds the budget."""
         return self.total(one) <= (self.request.budget or 0)
 
-    def is_minor(self, plain: Solution, way: Chunking) -> bool:
+    def is_minor(self, plain: Solution, way: chunking.Way) -> bool:
         """Whether chunks take off so little of what is too much that they don't pay a search beside recomputation."""
         missing = self.total(plain) - (self.request.budget or 0)
         return self.total(plain) - self.total(way) < MINOR * missing
 
     def cost(self, one: Way) -> float:
         """Seconds beyond those of nothing recomputed: those of chunks are estimated, at the pace that was measured."""
-        return one.extra * self.pace + one.recomputed if isinstance(one, Chunking) else one.cost - self.once
+        return one.extra * self.pace + one.recomputed if isinstance(one, InSlices) else one.cost - self.once
 
     def recomputed(self, budget: int) -> Solution:
         """The cheapest schedule within a budget, or else the smallest."""
@@ -121,7 +121,7 @@ class _WithinBudget:
         except BudgetError:
             return self.budgets.least
 
-    def chunked(self, solution: Solution) -> Chunking | None:
+    def chunked(self, solution: Solution) -> chunking.Way | None:
         """A schedule in chunks: the cheapest that fit, or the smallest."""
         assert self.request.budget is not None
         room = self.request.budget - self.request.base
@@ -136,10 +136,10 @@ class _WithinBudget:
             self._searches[solution.schedule] = found
         return found
 
-    def both(self, plain: Solution, way: Chunking, ways: list[Way]) -> list[Chunking]:
+    def both(self, plain: Solution, way: chunking.Way, ways: list[Way]) -> list[chunking.Way]:
         """Chunks of schedules that were found for larger budgets, by about what chunks take off."""
         assert self.request.budget is not None
-        budget, made = self.request.budget, list[Chunking]()
+        budget, made = self.request.budget, list[chunking.Way]()
         target = budget + total_bytes(self.request, plain) - self.total(way)
         cheapest = min((self.cost(one) for one in ways if self.fits(one)), default=math.inf)
         for attempt in range(ATTEMPTS):
@@ -159,7 +159,7 @@ class _WithinBudget:
         return made
 
     @cached_property
-    def least_in_chunks(self) -> Chunking | None:
+    def least_in_chunks(self) -> chunking.Way | None:
         """Chunks of the smallest schedule."""
         return self.chunked(self.budgets.least)
 

@@ -1,0 +1,463 @@
+"""Which bands of a model run in slices of an image's rows, and in how many slices: by memory and time.
+
+Where nodes that need images whole (`row_rules`) stand, the order of the model falls into stretches. Each is cut at a
+few places where little crosses from one side to the other; the bands between two of them, whole or in so many slices,
+are judged by what a slice from their middle keeps and needs. Of all ways to put bands one behind the other the one is
+taken that holds an arena in the least time (dynamic programming), for a number of arenas, each a fraction of the one
+before.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.session_memory import bytes_of, session_bytes
+from memonger.ir.marks import STRIP, before_chunks
+from memonger.ir.operators import operator_name
+from memonger.lowering.cpu_convolutions import block_size
+from memonger.plan_file import ROWS, ChunkedBand
+from memonger.schedule.decide import decide
+from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, seconds_of
+from memonger.tiling.cutting import Refusal
+from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.row_rules import BLOCKED, Rows, row_bytes
+from memonger.tiling.row_tiles import (
+    RowBand,
+    RowSlice,
+    blocked_values,
+    bounds,
+    exits_of,
+    height_of,
+    in_row_tiles,
+    row_rules,
+    row_slices,
+)
+from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
+
+PLACES = 8
+"""Into so many parts, of about as many steps each, a stretch may be cut."""
+
+SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of slices that are looked at."""
+
+LESS = 0.97
+"""Finer slices are looked at as long as they need so much of what the ones before needed."""
+
+STEPS = 3
+"""Arenas that are tried for each halving of memory."""
+
+HALVINGS = 7
+
+_MORE_NODES = 3
+"""Nodes that cut, join and view for each value of which more is read than was just made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTiles(InSlices):
+    """A way to run a model in row tiles.
+
+    Attributes:
+        bands: What runs in slices.
+        job: The model as it was.
+    """
+
+    bands: tuple[RowBand, ...]
+    job: ToSlice
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in slices, for the plan."""
+        nodes, copies = list(self.job.lowered.model.graph), list(self.lowered.model.graph)
+        before, after = self.job.plain.graph, self.solution.graph
+        live = [live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)]
+        added = [step for step, node in enumerate(copies) if STRIP in node.metadata_props]
+        tiles = [step for step in added if _is_tile(copies[step])]
+        steps = dict[str, list[int]]()
+        for step in tiles:
+            steps.setdefault(before_chunks(copies[step]), []).append(step)
+        records = []
+        for band in self.bands:
+            own = [n for n in range(band.begin, band.end) if str(nodes[n].name) in steps]
+            runs = [step for n in own for step in steps[str(nodes[n].name)]]
+            more = sum(min(runs) <= step <= max(runs) for step in added) - len(own)
+            records.append(
+                ChunkedBand(
+                    axis=ROWS, first=str(nodes[own[0]].name), last=str(nodes[own[-1]].name), nodes=len(own),
+                    slices=(band.slices,), runs=len(runs), bytes_before=int(live[0][band.begin : band.end].max()),
+                    bytes_after=int(live[1][min(runs) : max(runs) + 1].max()),
+                    seconds=more * launch_seconds(self.job.cores),
+                )
+            )  # fmt: skip
+        return tuple(records)
+
+    def seen(self, check: SliceCheck) -> SeenAlone:
+        """What was seen of its nodes whole and on slices."""
+        model, seen = self.job.lowered.model, SeenAlone()
+        nodes, rules = list(model.graph), row_rules(model)
+        blocked, block = blocked_values(nodes), _block(nodes)
+        copies = {str(node.name): node for node in self.lowered.model.graph if _is_tile(node)}
+
+        def elements(value: ir.Value | None, rows: tuple[int, int]) -> Elements:
+            return Elements(ROWS, *rows, block if value in blocked else 1)
+
+        for band in self.bands:
+            pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
+            alike = dict[ir.Node, list[CheckedCopy]]()
+            for one in row_slices({node: rule for node, rule in pairs if callable(rule)}, bounds(band.slices)):
+                for node, copy in one.tiles:
+                    if operator_name(node) in EXACT:
+                        continue
+                    outputs = {index: value for index, value in enumerate(node.outputs) if value.name}
+                    given = copy.rows[0] - copy.made[0], copy.rows[1] - copy.made[0]
+                    told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
+                    length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
+                    alike.setdefault(node, []).append(CheckedCopy(
+                        copies[f"{node.name}.chunk{copy.rows[0]}_{copy.rows[1]}"],
+                        length,
+                        {index: elements(node.inputs[index], rows) for index, rows in copy.inputs.items()},
+                        {index: elements(value, copy.rows) for index, value in outputs.items()},
+                        {index: elements(value, given) for index, value in outputs.items()},
+                    ))  # fmt: skip
+            for node, own in alike.items():
+                key = "rows", tuple(dict.fromkeys(copy.length for copy in own))
+                result = check.see_copies((model, node), self.lowered.model, own, key)
+                if result.difference:
+                    seen.different[str(node.name)] = result.difference
+                if result.workspace:
+                    seen.workspace.update({str(each.node.name): result.workspace[each.length] for each in own})
+        return seen
+
+    def slices_of(self, name: str) -> int:
+        """In how many slices a node runs."""
+        step = self.job.plain.graph.nodes.index(name)
+        return next(band.slices for band in self.bands if band.begin <= step < band.end)
+
+
+_BY_PLACE = frozenset(("Resize", "Upsample"))
+"""Operators that compute with the numbers of rows: other rows of other slices may be rounded otherwise."""
+
+
+def _is_tile(node: ir.Node) -> bool:
+    return "." in node.metadata_props.get(STRIP, "")
+
+
+def _block(nodes: Sequence[ir.Node]) -> int:
+    return block_size() if any(node.domain == BLOCKED for node in nodes) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A band and what it is estimated to need.
+
+    Attributes:
+        band: None: its nodes run as they are.
+        bytes: Of arena and workspace.
+        seconds: More than as it is.
+        nodes: More than as it is.
+    """
+
+    band: RowBand | None
+    bytes: float
+    seconds: float = 0.0
+    nodes: int = 0
+
+
+@dataclass(slots=True)
+class RowLadder(Sequence[RowTiles]):
+    """Ways to run a model in row tiles, the finest first. Each is written and laid out when it is looked at.
+
+    Attributes:
+        job: The model, in the order of its plan.
+        refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
+        asked: The number of slices that was asked for; 0: any.
+        most: Seconds that ways may take longer, by estimate.
+    """
+
+    job: ToSlice
+    refused: Mapping[str, int]
+    asked: int = 0
+    most: float = math.inf
+    _ways: list[list[_Part]] = field(init=False)
+    _written: dict[int, RowTiles] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most)
+
+    def __len__(self) -> int:
+        return len(self._ways)
+
+    def bound(self, index: int) -> int:
+        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
+        return round(max((part.bytes for part in self._ways[index] if part.band is None), default=0.0))
+
+    def least(self, index: int) -> int:
+        """About what the way takes, sessions included: it isn't written for that."""
+        parts = self._ways[index]
+        nodes = len(self.job.plain.graph.nodes) + sum(part.nodes for part in parts)
+        return round(max(part.bytes for part in parts) + bytes_of(nodes, nodes, False))
+
+    def estimated(self, index: int) -> float:
+        """About how many seconds longer the way takes; nor for that."""
+        return math.fsum(part.seconds for part in self._ways[index])
+
+    def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
+        if index not in self._written:
+            self._written[index] = tiled(self.job, [part.band for part in self._ways[index] if part.band is not None])
+        return self._written[index]
+
+
+def tiled(job: ToSlice, bands: Sequence[RowBand]) -> RowTiles:
+    """One way, laid out: in the order in which it is written."""
+    model = job.lowered.model
+    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph}
+
+    def part_of(node: ir.Node) -> tuple[str, float]:
+        if not _is_tile(node):
+            return str(node.name), 1.0
+        begin, end = map(int, node.metadata_props[STRIP].split("."))
+        name = before_chunks(node)
+        return name, (end - begin) / heights[name]
+
+    made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
+    asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
+    solution = decide(asked, "none", "file")
+    near = near_bytes(solution.graph, assign_storage(solution.graph))
+    plain = near_bytes(job.plain.graph, assign_storage(job.plain.graph))
+    extra = seconds_of(made.model, near, job.cores, False) - seconds_of(model, plain, job.cores, False, job.works)
+    return RowTiles(
+        lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
+        sessions=session_bytes(made.model, False), bands=tuple(bands), job=job,
+    )  # fmt: skip
+
+
+class _Search:
+    """Ways to cut one model into bands."""
+
+    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
+        self.job, self.refused, self.asked = job, refused, asked
+        self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+        graph = job.plain.graph
+        storage = assign_storage(graph)
+        self.buffers, self.buffer_of = storage.buffers, dict(zip(graph.values, storage.of_value, strict=True))
+        self.live, self.near = live_bytes(storage.buffers, len(graph.nodes)), near_bytes(graph, storage)
+        self.workspace = np.array(graph.workspace, float)
+        self.read_later = {storage.of_value[value] for value in graph.outputs}
+
+    def ways(self, most: float) -> list[list[_Part]]:
+        """For ever larger arenas the parts of the model, those that run as they are among them."""
+        stretches = [self._parts(begin, end) for begin, end in self._stretches()]
+        if not stretches:
+            return []
+        whole = self._outside()
+        least = max([whole, *(_bottleneck(parts) for parts in stretches)])
+        if self.asked:
+            arenas = [least]
+        else:
+            top = self.job.plain.total_bytes
+            arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
+        found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        for arena in arenas:
+            parts = [p for one in stretches for p in _cheapest(one, max(arena, _bottleneck(one)))]
+            parts.append(_Part(None, whole))
+            bands = tuple(part.band for part in parts if part.band is not None)
+            is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
+            if bands and not is_slow and sum(part.nodes for part in parts) <= MOST_NODES:
+                found.setdefault(bands, parts)
+        return list(found.values())
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """Steps one after the other of which none needs an image whole."""
+        steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
+        for is_refused, group in steps:
+            own = list(group)
+            if not is_refused and any(callable(self.rules[step]) for step in own):
+                yield own[0], own[-1] + 1
+
+    def _outside(self) -> float:
+        """Bytes at the steps of no stretch."""
+        outside = np.ones(len(self.nodes), bool)
+        for begin, end in self._stretches():
+            outside[begin:end] = False
+        return float((self.live + self.workspace.max(initial=0.0))[outside].max(initial=0))
+
+    def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[_Part]]:
+        """Bands between places of a stretch: as they are, and in slices."""
+        places = self._places(begin, end)
+        return {(a, b): self._ways_of(a, b) for a, b in itertools.combinations(places, 2)}
+
+    def _places(self, begin: int, end: int) -> list[int]:
+        """Where a stretch may be cut: in each part of its steps where the fewest bytes cross."""
+        crossing = np.zeros(len(self.nodes) + 2)
+        for buffer in self.buffers:  # written before a step, and read at it or later
+            crossing[buffer.start + 1] += buffer.size
+            crossing[max(buffer.stop, buffer.start + 1)] -= buffer.size
+        crossing = crossing.cumsum()
+        count = min(PLACES, end - begin)
+        parts = itertools.pairwise(begin + (end - begin) * number // count for number in range(count + 1))
+        inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
+        return sorted({begin, end, *inner})
+
+    def _ways_of(self, begin: int, end: int) -> list[_Part]:
+        workspace = self.workspace[begin:end].max(initial=0.0)
+        ways = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
+        nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
+        own = {node: rule for node, rule in nodes.items() if callable(rule)}
+        exits = exits_of(own)
+        rows = min(map(height_of, exits), default=0)
+        most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
+        around, needed = self._around(begin, end), math.inf
+        for count in (self.asked,) if self.asked else SLICES:
+            if count > rows or count >= most:
+                break
+            bytes_, seconds, more = self._slice(own, count)
+            if not self.asked and bytes_ > LESS * needed:
+                break
+            needed = bytes_
+            ways.append(_Part(RowBand(begin, end, count), around + bytes_ + workspace / count, seconds, more))
+        return ways
+
+    def _around(self, begin: int, end: int) -> float:
+        """Bytes of what there is whole while a band runs: what was there before, and what is read behind it."""
+        size = 0
+        for number, buffer in enumerate(self.buffers):
+            is_before = buffer.start < begin < buffer.stop
+            is_behind = begin <= buffer.start < end and (buffer.stop > end or number in self.read_later)
+            size += buffer.size if is_before or is_behind else 0
+        return float(size)
+
+    def _slice(self, nodes: Mapping[ir.Node, Rows], count: int) -> tuple[float, float, int]:
+        """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
+        first = max(0, count // 2 - 1)
+        parts = [(number, count) for number in (first, first + 1, first + 2) if number]
+        slices = row_slices(nodes, parts)
+        own, kept = slices[-2], slices[-2].kept
+        size: dict[ir.Value, int] = {}
+        done: dict[ir.Value, int] = {}
+        for one in slices[:-1]:
+            for node, copy in one.tiles:
+                done.update(dict.fromkeys(node.outputs, copy.rows[1]))
+        lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
+        peak, nodes_more, moved = self._walked(own, set(done), size)
+        cores, launch = self.job.cores, launch_seconds(self.job.cores)
+        seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES * 2 / cores)
+        for node in nodes:
+            work, near = self.job.works[str(node.name)], self.near[self._steps[node]]
+            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, near)
+        return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
+
+    @cached_property
+    def _steps(self) -> dict[ir.Node, int]:
+        return {node: step for step, node in enumerate(self.nodes)}
+
+    @staticmethod
+    def _row(value: ir.Value, known: dict[ir.Value, int]) -> int:
+        if value not in known:
+            known[value] = row_bytes(value)
+        return known[value]
+
+    def _walked(self, one: RowSlice, made: set[ir.Value], size: dict[ir.Value, int]) -> tuple[float, int, float]:
+        """The most bytes that are alive within a slice, and what is cut and joined for it: nodes and bytes."""
+        left = dict[ir.Value, int]()
+        for node, copy in one.tiles:
+            for index in copy.inputs:
+                value = node.inputs[index]
+                assert value is not None
+                left[value] = left.get(value, 0) + 1
+        live = peak = moved = 0.0
+        more, rows_of, taken = 0, dict[ir.Value, tuple[int, int]](), set[tuple[ir.Value, tuple[int, int]]]()
+        for node, copy in one.tiles:
+            beside, dying = 0.0, 0.0
+            reused = False
+            for index, rows in copy.inputs.items():
+                value = node.inputs[index]
+                assert value is not None
+                own = (rows[1] - rows[0]) * self._row(value, size)
+                left[value] -= 1
+                if rows_of.get(value) != rows:
+                    beside += own
+                    if (value, rows) not in taken:
+                        taken.add((value, rows))
+                        more += _MORE_NODES
+                        moved += own
+                    reused = reused or self._same_buffer(value, node)
+                elif not left[value]:
+                    reused = reused or self._same_buffer(value, node)
+                if not left[value] and value in rows_of:
+                    dying += (rows_of[value][1] - rows_of[value][0]) * self._row(value, size)
+            outputs = [v for v in node.outputs if v.name]
+            given = float(sum((copy.made[1] - copy.made[0]) * self._row(v, size) for v in outputs))
+            peak = max(peak, live + beside + (0.0 if reused else given))
+            live += given - dying
+            rows_of.update(dict.fromkeys(outputs, copy.rows))
+            for value in outputs:
+                if not left.get(value):
+                    live -= (copy.made[1] - copy.made[0]) * self._row(value, size)
+        return peak, more, moved
+
+    def _same_buffer(self, value: ir.Value, node: ir.Node) -> bool:
+        one, other = self.buffer_of.get(str(value.name), -1), self.buffer_of.get(str(node.outputs[0].name), -2)
+        return one == other
+
+
+def _bottleneck(parts: Mapping[tuple[int, int], Sequence[_Part]]) -> float:
+    """The fewest bytes that a stretch needs at its worst band."""
+    return _path(parts, lambda ways: min(part.bytes for part in ways), max)[0]
+
+
+def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float) -> list[_Part]:
+    """The bands of a stretch that need no more than so many bytes each, in the least time."""
+
+    def best(ways: Sequence[_Part]) -> tuple[float, _Part | None]:
+        fitting = [part for part in ways if part.bytes <= room]
+        found = min(fitting, key=lambda part: (part.seconds, part.bytes), default=None)
+        return (math.inf if found is None else found.seconds), found
+
+    _, places = _path(parts, lambda ways: best(ways)[0], lambda a, b: a + b)
+    chosen = [best(parts[pair])[1] for pair in itertools.pairwise(places)]
+    return [part for part in chosen if part is not None]
+
+
+def _path(
+    parts: Mapping[tuple[int, int], Sequence[_Part]], cost: Callable[[Sequence[_Part]], float],
+    add: Callable[[float, float], float],
+) -> tuple[float, list[int]]:  # fmt: skip
+    """The least cost from the first place to the last by bands, and the places; of equals the fewest bands."""
+    places = sorted({place for pair in parts for place in pair})
+    best: dict[int, tuple[float, int, list[int]]] = {places[0]: (-math.inf if add is max else 0.0, 0, [places[0]])}
+    for end in places[1:]:
+        ways = []
+        for begin in (place for place in places if place < end):
+            before, count, path = best[begin]
+            ways.append((add(before, cost(parts[begin, end])), count + 1, [*path, end]))
+        best[end] = min(ways)
+    total, _, path = best[places[-1]]
+    return total, path
+
+
+def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder:
+    """The way with bands of so many slices that needs the least memory.
+
+    Raises:
+        PlanError: there is none.
+    """
+    ladder = RowLadder(job, refused, count)
+    if len(ladder):
+        return ladder
+    nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+    heights = [height_of(v) for n, rule in zip(nodes, rules, strict=True) if callable(rule) for v in n.outputs]
+    if not heights:
+        why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
+    elif count > max(heights):
+        why = f"its images have {max(heights)} rows at most"
+    elif refused:
+        why = f"node '{next(iter(refused))}' gives other last bits on slices than on whole images"
+    else:
+        why = "it would save nothing, or the results of what could have fewer rows"
+    raise PlanError(f"the model can't run in {count} slices of rows: {why}.")
