@@ -87,13 +87,15 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
     """
-    order, exits = list(nodes), exits_of(nodes)
+    order, exits, again = list(nodes), exits_of(nodes), [node for node in nodes if _runs_again(node)]
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
     for part, whole in parts:
         until = {value: height_of(value) * part // whole for value in exits}
         tiles, reads = list[Tile](), dict[ir.Value, tuple[Interval, ...]]()
         for node in reversed(order):
             begin, end = done.get(node, 0), max(until.get(value, 0) for value in node.outputs)
+            if node in again:
+                begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
             copy = nodes[node](begin, end)
@@ -106,12 +108,20 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
                 if rows not in reads.setdefault(value, ()):
                     reads[value] = (*reads[value], rows)
         slices.append((tuple(reversed(tiles)), reads))
-    made, kept = list[RowSlice](), dict[ir.Value, int]()
+    made, kept, passing = list[RowSlice](), dict[ir.Value, int](), {node.outputs[0] for node in again}
     for own, reads in reversed(slices):
         made.append(RowSlice(own, reads, dict(kept)))
         for value, intervals in reads.items():
+            if value in passing:
+                continue
             kept[value] = min(kept.get(value, math.inf), *(begin for begin, _ in intervals))  # type: ignore[assignment]
     return made[::-1]
+
+
+def _runs_again(node: ir.Node) -> bool:
+    """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
+    value = node.outputs[0]
+    return node.op_type == "ReorderInput" and len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def bounds(count: int) -> list[tuple[int, int]]:
@@ -202,6 +212,8 @@ class _BandOfRows:
             later = dict[ir.Value, list[_Piece]]()
             for node, copy in one.tiles:
                 for value, piece in self._copied(node, copy):
+                    if _runs_again(node):
+                        self.pieces.pop(value, None)
                     later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
                     self.pieces.setdefault(value, []).append(piece)
                     if value in exits:
