@@ -28,7 +28,7 @@ from memonger.schedule.decide import QUICK, decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_rules import BLOCKED, Rows, row_bytes
+from memonger.tiling.row_rules import BLOCKED, Rows, is_image, row_bytes
 from memonger.tiling.row_tiles import (
     RowBand,
     RowSlice,
@@ -42,8 +42,8 @@ from memonger.tiling.row_tiles import (
 )
 from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
 
-PLACES = 8
-"""Into so many parts, of about as many steps each, a stretch may be cut."""
+PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
+"""A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
 
 SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Numbers of slices that are looked at."""
@@ -60,8 +60,8 @@ HIDDEN = 0.5
 """Of the time in which values come from memory, or else products are computed, whichever is less, that much is added to
 the other: a denoiser and a super-resolution network took 0.98 to 1.02 of their time in 4 to 27 slices."""
 
-PRICES = (0.0, 1e-5, 1e-3)
-"""Seconds that one node less is worth: each is memory of the process."""
+PRICES = (0.0, 5e-10, 5e-8)
+"""Seconds that a byte less of what sessions take of the process is worth."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
@@ -109,7 +109,7 @@ class RowTiles(InSlices):
         model, seen = self.job.lowered.model, SeenAlone()
         nodes, rules = list(model.graph), row_rules(model)
         blocked, block = blocked_values(nodes), _block(nodes)
-        copies = {str(node.name): node for node in self.lowered.model.graph if _is_tile(node)}
+        copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
 
         def elements(value: ir.Value | None, rows: tuple[int, int]) -> Elements:
             return Elements(ROWS, *rows, block if value in blocked else 1)
@@ -126,7 +126,7 @@ class RowTiles(InSlices):
                     told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
                     length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
                     alike.setdefault(node, []).append(CheckedCopy(
-                        copies[f"{node.name}.chunk{copy.rows[0]}_{copy.rows[1]}"],
+                        copies[str(node.name), *copy.rows],
                         length,
                         {index: elements(node.inputs[index], rows) for index, rows in copy.inputs.items()},
                         {index: elements(value, copy.rows) for index, value in outputs.items()},
@@ -155,6 +155,12 @@ def _is_tile(node: ir.Node) -> bool:
     return "." in node.metadata_props.get(STRIP, "")
 
 
+def _tile(node: ir.Node) -> tuple[str, int, int]:
+    """The node that a copy is of, and its rows."""
+    begin, end = map(int, node.metadata_props[STRIP].split("."))
+    return before_chunks(node), begin, end
+
+
 def _block(nodes: Sequence[ir.Node]) -> int:
     return block_size() if any(node.domain == BLOCKED for node in nodes) else 1
 
@@ -168,12 +174,19 @@ class _Part:
         bytes: Of arena and workspace.
         seconds: More than as it is.
         nodes: More than as it is.
+        packed: Bytes of weights that these pack again.
     """
 
     band: RowBand | None
     bytes: float
     seconds: float = 0.0
     nodes: int = 0
+    packed: int = 0
+
+    @property
+    def session(self) -> int:
+        """About the bytes that sessions take more of the process."""
+        return bytes_of(self.nodes, self.nodes, False) - bytes_of(0, 0, False) + self.packed
 
 
 @dataclass(slots=True)
@@ -207,8 +220,8 @@ class RowLadder(Sequence[RowTiles]):
     def least(self, index: int) -> int:
         """About what the way takes, sessions included: it isn't written for that."""
         parts = self._ways[index]
-        nodes = len(self.job.plain.graph.nodes) + sum(part.nodes for part in parts)
-        return round(max(part.bytes for part in parts) + bytes_of(nodes, nodes, False))
+        session = session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts)
+        return round(max(part.bytes for part in parts)) + session
 
     def estimated(self, index: int) -> float:
         """About how many seconds longer the way takes; nor for that."""
@@ -217,20 +230,20 @@ class RowLadder(Sequence[RowTiles]):
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
             bands = [part.band for part in self._ways[index] if part.band is not None]
-            self._written[index] = tiled(self.job, bands, self.estimated(index))
+            packed = sum(part.packed for part in self._ways[index])
+            self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
         return self._written[index]
 
 
-def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float) -> RowTiles:
-    """One way, laid out in the order in which it is written, that is estimated to take so many more seconds."""
+def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
+    """One way, laid out in the order in which it is written, with so many more seconds and bytes of packed weights."""
     model = job.lowered.model
-    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph}
+    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph if is_image(node.outputs[0])}
 
     def part_of(node: ir.Node) -> tuple[str, float]:
         if not _is_tile(node):
             return str(node.name), 1.0
-        begin, end = map(int, node.metadata_props[STRIP].split("."))
-        name = before_chunks(node)
+        name, begin, end = _tile(node)
         return name, (end - begin) / heights[name]
 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
@@ -238,7 +251,7 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float) -> RowTiles:
     solution = decide(asked, "none", "file", QUICK)
     return RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
-        sessions=session_bytes(made.model, False), bands=tuple(bands), job=job,
+        sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
     )  # fmt: skip
 
 
@@ -303,7 +316,7 @@ class _Search:
             crossing[buffer.start + 1] += buffer.size
             crossing[max(buffer.stop, buffer.start + 1)] -= buffer.size
         crossing = crossing.cumsum()
-        count = min(PLACES, end - begin)
+        count = min(PLACES, end - begin, max(FEWEST_PLACES, STEPS_OF_BANDS // (end - begin)))
         parts = itertools.pairwise(begin + (end - begin) * number // count for number in range(count + 1))
         inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
         return sorted({begin, end, *inner})
@@ -317,6 +330,7 @@ class _Search:
         rows = min(map(height_of, exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
+        packed = sum(self.job.works[str(node.name)].packed for node in own)
         for count in (self.asked,) if self.asked else SLICES:
             if count > rows or count >= most:
                 break
@@ -324,7 +338,8 @@ class _Search:
             if count > COARSE and bytes_ > LESS * needed:
                 break
             needed = min(needed, bytes_)
-            ways.append(_Part(RowBand(begin, end, count), around + bytes_ + workspace / count, seconds, more))
+            needs = around + bytes_ + workspace / count
+            ways.append(_Part(RowBand(begin, end, count), needs, seconds, more, packed * (count - 1)))
         return ways
 
     def _around(self, begin: int, end: int) -> float:
@@ -422,8 +437,8 @@ def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, pri
     """The bands of a stretch that need no more than so many bytes each, in the least time and nodes."""
 
     def best(ways: Sequence[_Part]) -> tuple[float, _Part | None]:
-        costs = ((part.seconds + price * part.nodes, number) for number, part in enumerate(ways) if part.bytes <= room)
-        cost, number = min(costs, default=(math.inf, -1))
+        fitting = ((part, number) for number, part in enumerate(ways) if part.bytes <= room)
+        cost, number = min(((p.seconds + price * p.session, number) for p, number in fitting), default=(math.inf, -1))
         return cost, None if number < 0 else ways[number]
 
     _, places = _path(parts, lambda ways: best(ways)[0], lambda a, b: a + b)
