@@ -25,7 +25,7 @@ from memonger.units import KiB, format_size
 BOUND_EFFORT = every_schedule.EFFORT
 """Effort for a lower bound."""
 
-QUICK = EFFORT // 20
+_QUICK = EFFORT // 20
 """Effort for each layout that is compared."""
 
 _WORTH = 256 * KiB
@@ -94,7 +94,7 @@ def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) ->
         request: The graph, the budget and the other settings.
         strategy: One of `STRATEGIES`.
         order: One of `ORDERS`, or ``best``.
-        effort: Of the layout of the smallest where nothing is recomputed; see `memonger.allocation.allocate`.
+        effort: Of layouts where nothing is recomputed; see `memonger.allocation.allocate`.
 
     Raises:
         BudgetError: nothing was found whose arena, workspace, parameters and inputs fit the budget together. Planning
@@ -296,12 +296,12 @@ def _smallest(request: Request, ways: Iterable[tuple[tuple[int, ...], Outcome]],
     for bound, storage, solution in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and best[0].size <= bound:
             break
-        layout = allocate(storage.buffers, effort=QUICK)
+        layout = allocate(storage.buffers, effort=min(effort, _QUICK))
         if best is None or layout.size < best[0].size:
             best = layout, bound, storage, solution
     assert best is not None
     layout, bound, storage, solution = best
-    if layout.size - bound >= _WORTH and effort > QUICK:
+    if layout.size - bound >= _WORTH and effort > _QUICK:
         layout = min(layout, allocate(storage.buffers, effort=effort), key=lambda each: each.size)
     return dataclasses.replace(solution, offsets=_offsets(storage, layout), arena_bytes=layout.size)
 

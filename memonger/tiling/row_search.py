@@ -24,7 +24,7 @@ from memonger.ir.marks import STRIP, before_chunks
 from memonger.ir.operators import operator_name
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
-from memonger.schedule.decide import QUICK, decide
+from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
@@ -62,6 +62,9 @@ the other: a denoiser and a super-resolution network took 0.98 to 1.02 of their 
 
 PRICES = (0.0, 5e-10, 5e-8)
 """Seconds that a byte less of what sessions take of the process is worth."""
+
+EFFORT = 200_000
+"""Of the layout of a way: many small buffers lie well after the allocators, and much more effort gives nothing more."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
@@ -248,7 +251,7 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
     asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
-    solution = decide(asked, "none", "file", QUICK)
+    solution = decide(asked, "none", "file", EFFORT)
     return RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
         sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
@@ -358,9 +361,8 @@ class _Search:
 
     def _slice(self, nodes: Mapping[ir.Node, Rows], count: int) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
-        first = max(0, count // 2 - 1)
-        parts = [(number, count) for number in (first, first + 1, first + 2) if number]
-        slices = row_slices(nodes, parts)
+        middle = max(0, count // 2 - 1)
+        slices = row_slices(nodes, [(number, count) for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
         own, kept = slices[-2], slices[-2].kept
         size: dict[ir.Value, int] = {}
         done: dict[ir.Value, int] = {}
@@ -368,7 +370,8 @@ class _Search:
             for node, copy in one.tiles:
                 done.update(dict.fromkeys(node.outputs, copy.rows[1]))
         lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
-        peak, nodes_more, moved = self._walked(own, set(done), size)
+        peak, nodes_more, moved = self._walked(own, size)
+        peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
@@ -387,7 +390,7 @@ class _Search:
             known[value] = row_bytes(value)
         return known[value]
 
-    def _walked(self, one: RowSlice, made: set[ir.Value], size: dict[ir.Value, int]) -> tuple[float, int, float]:
+    def _walked(self, one: RowSlice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
         """The most bytes that are alive within a slice, and what is cut and joined for it: nodes and bytes."""
         left = dict[ir.Value, int]()
         for node, copy in one.tiles:

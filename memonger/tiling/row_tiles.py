@@ -87,7 +87,7 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
     """
-    order, exits, again = list(nodes), exits_of(nodes), [node for node in nodes if _runs_again(node)]
+    order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
     for part, whole in parts:
         until = {value: height_of(value) * part // whole for value in exits}
@@ -118,10 +118,12 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
     return made[::-1]
 
 
-def _runs_again(node: ir.Node) -> bool:
+def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, Rows]) -> bool:
     """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
     value = node.outputs[0]
-    return node.op_type == "ReorderInput" and len(value.uses()) == 1 and not value.is_graph_output()
+    if node.op_type != "ReorderInput" or value.is_graph_output():
+        return False
+    return len(value.uses()) == 1 and value.consumers()[0] in nodes
 
 
 def bounds(count: int) -> list[tuple[int, int]]:
@@ -212,7 +214,7 @@ class _BandOfRows:
             later = dict[ir.Value, list[_Piece]]()
             for node, copy in one.tiles:
                 for value, piece in self._copied(node, copy):
-                    if _runs_again(node):
+                    if _runs_again(node, self.nodes):
                         self.pieces.pop(value, None)
                     later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
                     self.pieces.setdefault(value, []).append(piece)
