@@ -23,7 +23,7 @@ from memonger.graph.liveness import ALIGNMENT, run_time_bytes
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
-from memonger.ir.marks import chunk_of, count_marked, lost
+from memonger.ir.marks import CHUNK, STRIP, count_marked, lost
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
@@ -53,7 +53,7 @@ from memonger.plan import (
     parameter_bytes,
     state_bytes,
 )
-from memonger.plan_file import ROWS, ChunkedBand
+from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
 from memonger.planner.chunk_timing import NOISE, ratio_of_times
 from memonger.schedule import Request, decide, mirror_plan
@@ -62,8 +62,9 @@ from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.on_demand import forward_pass
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
-from memonger.tiling import both, chunking, stripping
+from memonger.tiling import both, chunking
 from memonger.tiling.joining import with_joined_products
+from memonger.tiling.rewritten import MOST_NODES
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
 
@@ -303,7 +304,7 @@ class Job:
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     solution: Solution | None = None
-    most_copies: int = chunking.MOST_NODES
+    most_copies: int = MOST_NODES
 
     @property
     def is_uncalibrated(self) -> bool:
@@ -561,14 +562,6 @@ def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
     else:
         strategy = job.strategy if job.mode == "training" else "none"
         plain = job.solution or decide.decide(dataclasses.replace(request, budget=None), strategy, options.order)
-        asked = options.axis_and_chunks
-        if asked is not None and asked[0] == ROWS:
-            rounds = options.allow_rounding
-            strips = stripping.choose(lowered, request, plain, device, asked[1], options.threads, rounds)
-            return dataclasses.replace(
-                job, lowered=strips.lowered, request=strips.request, options=dataclasses.replace(options, order="file"),
-                notes=(*job.notes, *strips.notes), chunks=strips.bands, solution=strips.solution,
-            )  # fmt: skip
         candidate = (
             chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies) or plain
         )
@@ -641,7 +634,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     seconds, limit = math.fsum(measured.seconds.values()), 1 + options.max_overhead + NOISE
     for attempt in range(COARSER):
         if attempt:
-            copies = sum(chunk_of(node) is not None for node in plan.model.graph)
+            copies = sum(CHUNK in node.metadata_props or STRIP in node.metadata_props for node in plan.model.graph)
             made, solution = decided(dataclasses.replace(job.copy(), most_copies=copies // 2))
             if not made.chunks:
                 break

@@ -91,13 +91,14 @@ def total_lower_bound(
     return fixed + workspace + least_arena(graph, request.sharing, again=again, effort=effort)
 
 
-def decide(request: Request, strategy: str, order: str) -> Solution:
+def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) -> Solution:
     """Order the nodes, choose what is recomputed, and lay out.
 
     Args:
         request: The graph, the budget and the other settings.
         strategy: One of `STRATEGIES`.
         order: One of `ORDERS`, or ``best``.
+        effort: Of layouts where nothing is recomputed; see `memonger.allocation.allocate`.
 
     Raises:
         BudgetError: nothing was found whose arena, workspace, parameters and inputs fit the budget together. Planning
@@ -106,7 +107,7 @@ def decide(request: Request, strategy: str, order: str) -> Solution:
     """
     names = orders_of(order, request.graph)
     if strategy == "none":
-        return _without(request, names)
+        return _without(request, names, effort)
     if request.budget is not None:
         return Budgets(request, strategy, names).cheapest(request.budget)
     _, own_order, outcome = _unbudgeted(request, strategy, names)
@@ -321,10 +322,10 @@ def orders_of(order: str, graph: Graph) -> list[str]:
     return [name for name in ORDERS if name != "peak" or all(graph.forward)]
 
 
-def _without(request: Request, names: Iterable[str]) -> Solution:
+def _without(request: Request, names: Iterable[str], effort: int = EFFORT) -> Solution:
     """The order with the smallest arena, the first of equals, with nothing recomputed."""
     schedules = dict.fromkeys(ORDERS[name](request.graph) for name in names)
-    return _smallest(request, [(schedule, Outcome(schedule)) for schedule in schedules])
+    return _smallest(request, [(schedule, Outcome(schedule)) for schedule in schedules], effort)
 
 
 def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
@@ -332,7 +333,7 @@ def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solut
     return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)])
 
 
-def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outcome]]) -> Solution:
+def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outcome]], effort: int = EFFORT) -> Solution:
     """The first with the smallest arena of some schedules of the request's graph, each with windows and without."""
     candidates: list[tuple[int, Storage, Solution]] = []
     for schedule, outcome in scheduled:
@@ -344,13 +345,13 @@ def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outco
     for bound, storage, solution in sorted(candidates, key=lambda candidate: candidate[0]):
         if best is not None and best[0].size <= bound:
             break
-        layout = allocate(storage.buffers, effort=_QUICK)
+        layout = allocate(storage.buffers, effort=min(effort, _QUICK))
         if best is None or layout.size < best[0].size:
             best = layout, bound, storage, solution
     assert best is not None
     layout, bound, storage, solution = best
-    if layout.size - bound >= _WORTH:
-        layout = min(layout, allocate(storage.buffers), key=lambda each: each.size)
+    if layout.size - bound >= _WORTH and effort > _QUICK:
+        layout = min(layout, allocate(storage.buffers, effort=effort), key=lambda each: each.size)
     return dataclasses.replace(solution, offsets=_offsets(storage, layout), arena_bytes=layout.size)
 
 

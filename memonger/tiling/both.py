@@ -11,7 +11,7 @@ from memonger.schedule import Request
 from memonger.schedule.budget import Allocated, cheapest_within
 from memonger.schedule.decide import Budgets, Solution, orders_of, total_bytes
 from memonger.tiling import chunk_times, chunking
-from memonger.tiling.chunking import Chunking
+from memonger.tiling.rewritten import InSlices
 
 MINOR = 0.25
 """Part of the missing bytes below which chunks are looked at only where recomputation can't hold the budget."""
@@ -19,7 +19,7 @@ MINOR = 0.25
 ATTEMPTS = 3
 """Targets for schedules that are then cut into chunks."""
 
-Candidate = Solution | Chunking
+Candidate = Solution | chunking.Way
 
 
 class StepSearch:
@@ -38,17 +38,17 @@ class StepSearch:
         self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
         self.once = math.fsum(request.graph.costs)
         self._searches: dict[tuple[int, ...], chunking.ChunkSearch] = {}
-        self._sliced: dict[tuple[tuple[int, ...], int], Chunking | None] = {}
+        self._sliced: dict[tuple[tuple[int, ...], int], chunking.Way | None] = {}
 
     def total(self, candidate: Candidate) -> int:
         """What has to fit."""
-        if isinstance(candidate, Chunking):
+        if isinstance(candidate, InSlices):
             return self.request.base + candidate.total
         return total_bytes(self.request, candidate)
 
     def cost(self, candidate: Candidate) -> float:
         """Seconds beyond those of nothing recomputed: those of chunks are estimated, at the pace that was measured."""
-        if isinstance(candidate, Chunking):
+        if isinstance(candidate, InSlices):
             return candidate.extra * self._pace + candidate.recomputed
         return candidate.cost - self.once
 
@@ -95,7 +95,7 @@ class StepSearch:
         ]
         raise BudgetError(budget, min(self.total(one) for one in smallest if one is not None), self.request.base)
 
-    def _searched(self, plain: Solution, sliced: Chunking | None, budget: int) -> list[Candidate]:
+    def _searched(self, plain: Solution, sliced: chunking.Way | None, budget: int) -> list[Candidate]:
         """Candidates that are looked for within a budget, which may be above it."""
         free = self.options.max_overhead * self.once
         if sliced is not None and self.total(sliced) <= budget and self.cost(sliced) <= free:
@@ -126,7 +126,7 @@ class StepSearch:
             found += filter(None, [self._in_chunks(self.budgets.usual, budget)])
         return found
 
-    def _in_chunks(self, solution: Solution, budget: int) -> Chunking | None:
+    def _in_chunks(self, solution: Solution, budget: int) -> chunking.Way | None:
         """A schedule in chunks: the cheapest that fit, or the smallest; None where it can't run in chunks."""
         key = solution.schedule, budget
         if key not in self._sliced:

@@ -93,11 +93,18 @@ class NodeWork:
             slices: Into how many it is cut.
             is_first: Whether nobody has read its weights before.
         """
-        near = min(1.0, CACHE / alive) if alive else 1.0
-        moved = self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
-        moved += self.weights / WEIGHT_BYTES if is_first else 0.0
+        moved = self._moved(alive) + (self.weights / WEIGHT_BYTES if is_first else 0.0)
         again = self.weights * (slices - is_first) / rates().again
         return slices * launch_seconds(cores) + max(self.flops / rates().flops, moved) * 2 / cores + again
+
+    def _moved(self, alive: float) -> float:
+        """Seconds in which two cores move the values, where so many bytes are alive."""
+        near = min(1.0, CACHE / alive) if alive else 1.0
+        return self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
+
+    def hidden_seconds(self, cores: int, alive: float) -> float:
+        """What `seconds` takes to be hidden: the shorter of the time of products and of values that are moved."""
+        return min(self.flops / rates().flops, self._moved(alive)) * 2 / cores
 
 
 @cache

@@ -15,7 +15,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,10 @@ from memonger.ir import training_roles
 from memonger.ir.extract import is_fed
 from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, own_node
 from memonger.ir.operators import operator_name
-from memonger.ir.training_roles import Training
 from memonger.ir.values import static_shape, subgraphs
 from memonger.lowering.lowered import Lowered
 from memonger.options import Options
-from memonger.plan_file import ChunkedBand
+from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
 from memonger.tiling.axes import Axes, axes_of
@@ -45,8 +44,9 @@ from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, st
 from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.rewritten import asked_of
-from memonger.tiling.slice_check import EXACT, SliceCheck
+from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.row_search import RowLadder, RowTiles, asked_for
+from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
 from memonger.units import MiB
 from memonger.words import option
 
@@ -68,44 +68,27 @@ NEXT_TO = 1.25
 SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
 
-MOST_NODES = 30_000
-"""Nodes that chunks may add: more take minutes to plan and load."""
-
 
 Stages = tuple[tuple[SliceStage, ...], ...]
 """Of each band."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunking:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunking(InSlices):
     """A way to run a model in chunks.
 
     Attributes:
         bands: What runs in slices.
-        lowered: The model with a copy of each node for every chunk, in the order that they run.
-        request: What is asked of it: its graph.
-        solution: Its layout.
-        constants: Bytes of slices of constants, and of the numbers that cut.
-        extra: Seconds beyond those of the model as it was, by the constants of `memonger.tiling.chunk_times`.
         each_node: Seconds that a copy of a node takes however little it does.
         each_run: Seconds that a run of a chunk takes beside its nodes.
-        sessions: About the bytes that sessions take of the process: each copy of a node is one more.
         axis: The model as it was, ordered for the axis that it is cut along.
-        notes: What the user should know.
         outer: Chunks of which these are chunks; None where they are the model's own.
     """
 
     bands: tuple[Band, ...]
-    lowered: Lowered
-    request: Request
-    solution: Solution
-    constants: int
-    extra: float
     each_node: float
     each_run: float
-    sessions: int
     axis: "_AxisGraph"
-    notes: tuple[str, ...] = ()
     outer: "Chunking | None" = None
 
     def described(self) -> tuple[ChunkedBand, ...]:
@@ -133,21 +116,30 @@ class Chunking:
             )  # fmt: skip
         return (*outer, *records)
 
+    def seen(self, check: SliceCheck) -> SeenAlone:
+        """What was seen of its nodes whole and on slices."""
+        copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+        for node in self.lowered.model.graph:
+            chunk = chunk_of(node)
+            if chunk is not None:
+                copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+        seen, model = SeenAlone() if self.outer is None else self.outer.seen(check), self.axis.lowered.model
+        for node, how in zip(model.graph, self.axis.axes.nodes, strict=True):
+            if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
+                continue
+            own = copies[str(node.name)]
+            result = check.see((model, node), how, self.lowered.model, own, max(end for _, _, end in own))
+            if result.difference:
+                seen.different[str(node.name)] = result.difference
+            for copy, begin, end in own if result.workspace else ():
+                seen.workspace[str(copy.name)] = result.workspace[end - begin]
+        return seen
+
     @property
     def recomputed(self) -> float:
         """Estimated seconds of what runs again."""
         graph = self.axis.graph
         return math.fsum(cost for again, cost in zip(graph.again, graph.costs, strict=True) if again)
-
-    @property
-    def total(self) -> int:
-        """Bytes of arena and workspace, and of what is added to the constants."""
-        return self.solution.total_bytes + self.constants
-
-    @property
-    def with_sessions(self) -> int:
-        """The same with sessions."""
-        return self.total + self.sessions
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
@@ -170,7 +162,7 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
     most_copies: int = MOST_NODES,
-) -> "Chunking | None":  # fmt: skip
+) -> "Way | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
@@ -209,7 +201,7 @@ def search_of(
         node.metadata_props.pop(WINDOW, None)
     works = {str(node.name): work_of(node) for node in ordered.model.graph}
     return ChunkSearch(
-        _ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch
+        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch
     )
 
 
@@ -221,20 +213,24 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     return band.axes[largest], largest
 
 
+Way = Chunking | RowTiles
+
+
 class ChunkSearch:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
-    def __init__(self, job: "_ToSlice", options: Options, batch: int | None) -> None:
+    def __init__(self, job: ToSlice, options: Options, batch: int | None) -> None:
         self.job, self.options, self.batch = job, options, batch
         self._check = SliceCheck(options.threads, job.lowered.spent)
-        self._refused, self._most, self.most_copies = dict[str, str](), math.inf, MOST_NODES
-        self._known: dict[tuple[frozenset[str], float], list[_Ladder]] = {}
+        self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
+        self.most_copies = MOST_NODES
+        self._known: dict[Any, list[Ladder]] = {}
         self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
         self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
 
-    def within(self, room: float) -> "Chunking | None":
+    def within(self, room: float) -> "Way | None":
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
-        self._refused, self._most, way = {}, math.inf, None
+        self._refused, self._refused_rows, self._most, way = {}, {}, math.inf, None
         for _ in range(ROUNDS):
             way = self._same_bits(partial(_cheapest, room))
             if way is None or way.total <= room or self.options.axis_and_chunks is not None:
@@ -242,7 +238,7 @@ class ChunkSearch:
             room -= way.total - room  # the workspace was more than estimated
         return way
 
-    def at_most(self, room: float) -> "Chunking | None":
+    def at_most(self, room: float) -> "Way | None":
         """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
         way = self.within(room)
         if way is None or way.total > room:
@@ -250,36 +246,43 @@ class ChunkSearch:
         usual = self.quick()
         return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
 
-    def quick(self) -> "Chunking | None":
+    def quick(self) -> "Way | None":
         """The smallest way that takes no longer than the options allow, by estimate."""
         job = self.job
-        near = _near(job.plain.graph, assign_storage(job.plain.graph))
+        near = near_bytes(job.plain.graph, assign_storage(job.plain.graph))
         once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
-        self._refused, self._most = {}, self.options.max_overhead * once
+        self._refused, self._refused_rows, self._most = {}, {}, self.options.max_overhead * once
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
-    def _same_bits(self, pick: Callable[[Sequence["_Ladder"]], "Chunking | None"]) -> "Chunking | None":
+    def _same_bits(self, pick: Callable[[Sequence["Ladder"]], "Way | None"]) -> "Way | None":
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
             way = pick(self._ladders())
             if way is None:
                 return None
-            checked = _checked(way, self._check)
+            checked = way.seen(self._check)
             if not checked.different or self.options.allow_rounding:
                 return _with_checked(way, checked)
-            self._refused |= dict.fromkeys(checked.different, "gives other last bits on slices than on whole values")
+            if isinstance(way, RowTiles):
+                self._refused_rows |= {name: way.slices_of(name) for name in checked.different}
+            else:
+                self._refused |= dict.fromkeys(
+                    checked.different, "gives other last bits on slices than on whole values"
+                )
         return None
 
-    def _ladders(self) -> list["_Ladder"]:
+    def _ladders(self) -> list["Ladder"]:
         """Ways along each axis."""
-        key = frozenset(self._refused), self._most
+        key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
         if key not in self._known:
             self._known[key] = self._made()
         return self._known[key]
 
-    def _made(self) -> list["_Ladder"]:
+    def _made(self) -> list["Ladder"]:
         asked = self.options.axis_and_chunks
+        if asked is not None and asked[0] == ROWS:
+            return [asked_for(self.job, asked[1], self._refused_rows)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [self._ladder(axis, [in_slices(axis, asked[1])])]
@@ -288,9 +291,12 @@ class ChunkSearch:
             trains = self.job.training is not None
             self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
         axes = self._axes[key]
-        ladders = [self._ladder(axis, ways_of(self.job, axis, self._most, self.most_copies)) for axis in axes]
+        along = [self._ladder(axis, ways_of(self.job, axis, self._most, self.most_copies)) for axis in axes]
+        ladders: list[Ladder] = [*along]
         if len(axes) == 2 and all(axis.ranges for axis in axes):
-            ladders += self._rows_of_elements(ladders[0], *axes)
+            ladders += self._rows_of_elements(along[0], *axes)
+        if self.job.training is None:
+            ladders.append(RowLadder(self.job, self._refused_rows, 0, self._most, self.most_copies))
         return ladders
 
     def _of_inputs(self) -> list["_AxisGraph"]:
@@ -326,38 +332,11 @@ class ChunkSearch:
         return [_Ladder(job, axis, ways_of(job, axis, self._most, self.most_copies), outer, written)]
 
 
-@dataclass(slots=True)
-class _Checked:
-    """What was seen of a way's nodes alone: those that give other bits, and by how much; and workspace."""
-
-    different: dict[str, float] = field(default_factory=dict)
-    workspace: dict[str, int] = field(default_factory=dict)
-
-
-def _checked(way: "Chunking", check: SliceCheck) -> _Checked:
-    """See each node of a way whole and on slices."""
-    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
-    for node in way.lowered.model.graph:
-        chunk = chunk_of(node)
-        if chunk is not None:
-            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    checked = _Checked() if way.outer is None else _checked(way.outer, check)
-    for node, how in zip(way.axis.lowered.model.graph, way.axis.axes.nodes, strict=True):
-        if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
-            continue
-        own = copies[str(node.name)]
-        seen = check.see((way.axis.lowered.model, node), how, way.lowered.model, own, max(end for _, _, end in own))
-        if seen.difference:
-            checked.different[str(node.name)] = seen.difference
-        for copy, begin, end in own if seen.workspace else ():
-            checked.workspace[str(copy.name)] = seen.workspace[end - begin]
-    return checked
-
-
-def _with_checked(way: "Chunking", checked: _Checked) -> "Chunking":
+def _with_checked(way: Way, checked: SeenAlone) -> Way:
     """The same with workspace as it was seen, and with a note on other bits."""
     calibration, graph = way.lowered.calibration, way.request.graph
-    assert calibration is not None
+    if calibration is None:
+        return dataclasses.replace(way, notes=_said(checked.different))
     workspace = {**(calibration.workspace or {}), **checked.workspace}
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
@@ -379,7 +358,7 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
-def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+def _best(plain: int, sessions: int, most: float, ladders: Sequence["Ladder"]) -> Way | None:
     """Of the ways that take next to the least memory with their sessions the one that takes least without them.
 
     The model as it is counts among those ways; None where none takes much less. Ways are written in the order of what
@@ -391,7 +370,7 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
         most: Seconds that a way may take longer, by estimate.
         ladders: The ways.
     """
-    ways, whole, slowest = list[Chunking](), plain + sessions, most
+    ways, whole, slowest = list[Way](), plain + sessions, most
     places = [(ladder.least(index), ladder, index) for ladder in ladders for index in range(len(ladder))]
     for at_least, ladder, index in sorted(places, key=lambda place: place[0]):
         if at_least > NEXT_TO * _least(ways, whole):
@@ -405,14 +384,14 @@ def _best(plain: int, sessions: int, most: float, ladders: Sequence["_Ladder"]) 
     return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
 
 
-def _least(ways: Sequence[Chunking], whole: int) -> int:
+def _least(ways: Sequence[Way], whole: int) -> int:
     """The least bytes that one of these ways takes with its sessions, or the model as it is."""
     return min([whole, *(way.with_sessions for way in ways)])
 
 
-def _cheapest(room: float, ladders: Sequence["_Ladder"]) -> Chunking | None:
+def _cheapest(room: float, ladders: Sequence["Ladder"]) -> Way | None:
     """The cheapest way that fits, or else the smallest."""
-    ways: list[Chunking] = []
+    ways: list[Way] = []
     for ladder in ladders:
         for index in reversed(range(len(ladder))):
             if index and ladder.bound(index) > room:
@@ -430,7 +409,7 @@ class _Ladder(Sequence[Chunking]):
     """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
 
     def __init__(
-        self, job: "_ToSlice", axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
+        self, job: ToSlice, axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
         written: "dict[Stages, Chunking]",
     ) -> None:  # fmt: skip
         self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
@@ -462,6 +441,9 @@ class _Ladder(Sequence[Chunking]):
         return self._written[stages]
 
 
+Ladder = _Ladder | RowLadder
+
+
 def _has(value: ir.Value, axis: int, size: int) -> bool:
     shape = static_shape(value) or ()
     return len(shape) > axis and shape[axis] == size
@@ -475,31 +457,15 @@ def _within(outer: Chunking, way: Chunking) -> Chunking:
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
     """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
-    graph = lowered.model.graph
-    if not device.is_host or lowered.calibration is None or lowered.calibration.seconds is None:
+    graph, asked = lowered.model.graph, options.axis_and_chunks
+    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
+    if not device.is_host or not (is_measured or (asked is not None and asked[0] == ROWS)):
         return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
     if any(map(subgraphs, graph)):
         return "it has nodes with subgraphs (If, Loop, Scan)"
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
     is_refused = default is not None and options.chosen_mode == "inference"
     return f"its input '{default}' has a default" if is_refused else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _ToSlice:
-    """What is to run in chunks: the model in the order of its plan, what is asked of it, its layout, and the device.
-
-    ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
-    inputs and outputs.
-    """
-
-    lowered: Lowered
-    request: Request
-    plain: Solution
-    device: Device
-    cores: int
-    works: Mapping[str, NodeWork]
-    training: Training | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,7 +488,7 @@ class _AxisGraph:
     seconds: float
 
 
-def _along(job: _ToSlice, number: int, axes: Axes) -> _AxisGraph:
+def _along(job: ToSlice, number: int, axes: Axes) -> _AxisGraph:
     """A model that is cut along an axis of that number."""
     order, ranges = ranges_in_order(job.lowered.model, axes)
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
@@ -533,7 +499,7 @@ def _along(job: _ToSlice, number: int, axes: Axes) -> _AxisGraph:
     return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
 
 
-def _of_training(job: _ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
+def _of_training(job: ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
@@ -542,9 +508,9 @@ def _of_training(job: _ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
     return dataclasses.replace(axis, ranges=regions.ranges)
 
 
-def _axis(job: _ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _AxisGraph:
+def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _AxisGraph:
     """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
-    near = _near(graph, storage)
+    near = near_bytes(graph, storage)
     return _AxisGraph(
         number,
         dataclasses.replace(job.lowered, model=model),
@@ -568,15 +534,6 @@ def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[
     return tuple(works)
 
 
-def _near(graph: Graph, storage: Storage) -> list[float]:
-    """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
-    moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
-    read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
-    unread = {storage.of_value[value] for value in graph.outputs} - read
-    buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
-    return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
-
-
 def _parts(axis: _AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
     """The stages of a band, each with the range that it is a part of."""
     begins = [one.begin for one in axis.ranges]
@@ -592,7 +549,7 @@ def _alive_whole(axis: _AxisGraph, bands: Sequence[Band]) -> int:
     return int(axis.alive[whole].max(initial=0))
 
 
-def _at_least(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
+def _at_least(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
     """About the bytes that bands take at least, sessions included, but for what cuts and joins.
 
     At a step that is cut what it reads whole is alive, and its slice of the rest.
@@ -612,7 +569,7 @@ def _at_least(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
     return round(alive) + bytes_of(nodes, steps, axis.number < 0)
 
 
-def _packs_again(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool:
+def _packs_again(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool:
     """Whether copies of nodes would pack so much again that chunks share sessions."""
     stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
     packed = (
@@ -624,7 +581,7 @@ def _packs_again(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool
     return job.training is None and sum(packed) > PACKED
 
 
-def _estimated(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
+def _estimated(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
     more, runs = 0.0, 0
     for stage in (stage for band in bands for stage in band.stages):
@@ -637,7 +594,7 @@ def _estimated(job: _ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
     return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
-def _axis_asked_for(job: _ToSlice, axis: int, refused: Mapping[str, str]) -> _AxisGraph:
+def _axis_asked_for(job: ToSlice, axis: int, refused: Mapping[str, str]) -> _AxisGraph:
     seeds = _seeds(job.lowered.model, axis, None)
     if not seeds:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
@@ -660,7 +617,7 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: _ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
+def ways_of(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
@@ -720,16 +677,19 @@ def _bands(
     )
 
 
-def _tried(job: _ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
+def _tried(job: ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
     """One way, laid out."""
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
     asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
     solution, trains = decide(asked, "none", "file"), job.training is not None
-    near = _near(solution.graph, assign_storage(solution.graph))
+    near = near_bytes(solution.graph, assign_storage(solution.graph))
     extra = seconds_of(made.model, near, job.cores, trains, job.works) - axis.seconds
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
     sessions, constants = session_bytes(made.model, trains), asked.base - job.request.base
-    return Chunking(bands, made, asked, solution, constants, extra, launch_seconds(job.cores), each_run, sessions, axis)
+    return Chunking(
+        bands=bands, lowered=made, request=asked, solution=solution, constants=constants, extra=extra,
+        each_node=launch_seconds(job.cores), each_run=each_run, sessions=sessions, axis=axis,
+    )  # fmt: skip
 
 
 def _sizes(model: ir.Model) -> dict[int, int]:
@@ -742,18 +702,12 @@ def _sizes(model: ir.Model) -> dict[int, int]:
 
 def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
     """The model in chunks, with each copy's share of what was measured of its node."""
-    measured, sizes = lowered.calibration, _sizes(model)
-    assert measured is not None
-    seconds, workspace = dict[str, float](), dict[str, int]()
-    for node in model.graph:
-        name, share, chunk = str(node.name), 1.0, chunk_of(node)
-        if chunk is not None:
-            share = (chunk.end - chunk.begin) / sizes[chunk.band]
-        if chunk is not None or AGAIN in node.metadata_props:
-            name = own_node(node)
-        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * share
-        if workspace_bytes := (measured.workspace or {}).get(name, 0):
-            workspace[str(node.name)] = math.ceil(workspace_bytes * share)
-    return dataclasses.replace(
-        lowered, model=model, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
-    )
+    sizes = _sizes(model)
+
+    def part_of(node: ir.Node) -> tuple[str, float]:
+        chunk = chunk_of(node)
+        if chunk is None:
+            return (own_node(node) if AGAIN in node.metadata_props else str(node.name)), 1.0
+        return own_node(node), (chunk.end - chunk.begin) / sizes[chunk.band]
+
+    return shared(lowered, model, part_of)

@@ -1,14 +1,109 @@
-"""What is asked of a model that a pass wrote anew: in chunks, in strips, with joined products."""
+"""What is to run in slices, and a model that a pass wrote anew: in chunks, in row tiles, with joined products."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from memonger.devices import Device
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import Storage, live_bytes
 from memonger.ir.training_roles import Training
-from memonger.lowering.lowered import Lowered
+from memonger.lowering.lowered import Calibration, Lowered
 from memonger.plan import graph_of, parameter_bytes
 from memonger.schedule import Request
+from memonger.schedule.decide import Solution
+from memonger.tiling.chunk_times import NodeWork
+
+MOST_NODES = 30_000
+"""Nodes that slices may add: more take minutes to plan and load."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToSlice:
+    """What is to run in slices: the model in the order of its plan, what is asked of it, its layout, and the device.
+
+    ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
+    inputs and outputs.
+    """
+
+    lowered: Lowered
+    request: Request
+    plain: Solution
+    device: Device
+    cores: int
+    works: Mapping[str, NodeWork]
+    training: Training | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSlices:
+    """A way to run a model in slices.
+
+    Attributes:
+        lowered: The model with a copy of each node for every slice, in the order that they run.
+        request: What is asked of it: its graph.
+        solution: Its layout.
+        constants: Bytes of slices of constants, and of the numbers that cut.
+        extra: Seconds beyond those of the model as it was, by the constants of `memonger.tiling.chunk_times`.
+        sessions: About the bytes that sessions take of the process: each copy of a node is one more.
+        notes: What the user should know.
+    """
+
+    lowered: Lowered
+    request: Request
+    solution: Solution
+    constants: int
+    extra: float
+    sessions: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def recomputed(self) -> float:
+        """Estimated seconds of what runs again."""
+        return 0.0
+
+    @property
+    def total(self) -> int:
+        """Bytes of arena and workspace, and of what is added to the constants."""
+        return self.solution.total_bytes + self.constants
+
+    @property
+    def with_sessions(self) -> int:
+        """The same with sessions."""
+        return self.total + self.sessions
+
+
+def near_bytes(graph: Graph, storage: Storage) -> list[float]:
+    """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
+    moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
+    read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
+    unread = {storage.of_value[value] for value in graph.outputs} - read
+    buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
+    return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
+
+
+def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[str, float]]) -> Lowered:
+    """The model in slices, with each copy's share of what was measured of its node.
+
+    Args:
+        lowered: The model.
+        made: The same in slices.
+        part_of: Of a node of that the one that it is a copy of, and the part of it that it computes.
+    """
+    measured = lowered.calibration
+    if measured is None:
+        return dataclasses.replace(lowered, model=made)
+    seconds, workspace = dict[str, float](), dict[str, int]()
+    for node in made.graph:
+        name, part = part_of(node)
+        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * part
+        if needed := (measured.workspace or {}).get(name, 0):
+            workspace[str(node.name)] = math.ceil(needed * part)
+    calibration = dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    return dataclasses.replace(lowered, model=made, calibration=calibration)
 
 
 def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device) -> Request:
@@ -21,8 +116,7 @@ def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training 
         roles: A training step's.
         device: The plan's.
     """
-    assert made.calibration is not None
-    measured = made.calibration
+    measured = made.calibration or Calibration(None, None)
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device)
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

@@ -6,7 +6,7 @@ A kernel may take another path for another shape.
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,7 +51,52 @@ class Seen:
     """
 
     difference: float
-    workspace: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    workspace: Mapping[Any, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SeenAlone:
+    """What was seen of a model's nodes alone: those that give other bits, and by how much; and workspace of copies."""
+
+    different: dict[str, float] = dataclasses.field(default_factory=dict)
+    workspace: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements ``[begin, end)`` of an axis of an array; of one in onnxruntime's blocked layout, rows of its blocks."""
+
+    axis: int
+    begin: int
+    end: int
+    block: int = 1
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """These elements, dense."""
+        if self.block == 1:
+            return np.ascontiguousarray(array[elements(self.axis, self.begin, self.end)])
+        batch, channels, height, width = array.shape
+        view = array.reshape(batch * channels // self.block, height, width * self.block)[:, self.begin : self.end]
+        return np.ascontiguousarray(view).reshape(batch, channels, self.end - self.begin, width)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCopy:
+    """A copy of a node that runs on parts of what the node reads.
+
+    Attributes:
+        node: The copy.
+        length: What tells it from others: of those that are alike one is run.
+        inputs: What it reads of the node's inputs, of those that are cut.
+        outputs: Which elements of the node's outputs it gives.
+        given: Which of its own these are; all where nothing is said.
+    """
+
+    node: ir.Node
+    length: Any
+    inputs: Mapping[int, Elements]
+    outputs: Mapping[int, Elements]
+    given: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
 
 
 class SliceCheck:
@@ -79,7 +124,7 @@ class SliceCheck:
         self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
         copies: Sequence[tuple[ir.Node, int, int]], size: int,
     ) -> Seen:  # fmt: skip
-        """What a node gives, and takes, for whole values and on slices.
+        """What a node gives, and takes, for whole values and on slices of an axis.
 
         Args:
             whole: A model and its node.
@@ -88,36 +133,60 @@ class SliceCheck:
             copies: Copies of the node in that, with the first element of their slice and the one after its last.
             size: Elements of the axis.
         """
-        lengths = tuple(sorted(end - begin for _, begin, end in copies))
-        key = _key(whole[1]), tuple(sorted(how.inputs.items())), lengths
-        if key not in self._seen:
+        read, given = whole[1].inputs, whole[1].outputs
+        made = [
+            CheckedCopy(
+                copy, end - begin, {i: _unit(read[i], axis, begin, end, size) for i, axis in how.inputs.items()},
+                {i: _unit(given[i], axis, begin, end, size) for i, axis in how.outputs.items()},
+            )
+            for copy, begin, end in copies
+        ]  # fmt: skip
+        key = tuple(sorted(how.inputs.items())), tuple(sorted(copy.length for copy in made))
+        return self.see_copies(whole, model, made, key, how.sums)
+
+    def see_copies(
+        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], key: object,
+        sums: Collection[int] = (),
+    ) -> Seen:  # fmt: skip
+        """The same for copies that say what they read and write; of those with one length the first is run.
+
+        Args:
+            whole: A model and its node.
+            model: The model of the copies.
+            copies: In their order.
+            key: The same for all that are cut alike.
+            sums: Outputs that aren't cut: each copy adds to them.
+        """
+        known = _key(whole[1]), key
+        if known not in self._seen:
             begin = time.perf_counter()
             try:
-                self._seen[key] = self._compared(whole, how, model, copies, size)
+                self._seen[known] = self._compared(whole, model, copies, sums)
             except SessionError:
-                self._seen[key] = Seen(math.inf)
+                self._seen[known] = Seen(math.inf)
             self._spent.alone += time.perf_counter() - begin
-        return self._seen[key]
+        return self._seen[known]
 
     def _compared(
-        self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
-        copies: Sequence[tuple[ir.Node, int, int]], size: int,
-    ) -> Seen:  # fmt: skip
+        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], sums: Collection[int]
+    ) -> Seen:
         feeds = {index: self._random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         results = self._run(*whole, feeds, self._whole, self._options)
-        most, parts, workspace = 0.0, dict[int, np.ndarray](), dict[int, int]()
-        for copy, begin, end in copies:
-            if end - begin in workspace and not how.sums:
+        most, parts, workspace = 0.0, dict[int, np.ndarray](), dict[Any, int]()
+        for number, copy in enumerate(copies):
+            if copy.length in workspace and not sums:
                 continue  # each length once
-            cut = {i: _cut(a, how.inputs.get(i), begin, end, size) for i, a in feeds.items()}
-            if how.sums and begin:
+            cut = {i: a if i not in copy.inputs else copy.inputs[i].of(a) for i, a in feeds.items()}
+            cut = {i: a for i, a in cut.items() if (v := copy.node.inputs[i]) is not None and is_fed(v)}
+            if sums and number:
                 cut[2] = parts[0].copy()  # the sum so far, which a Gemm adds to
             self._statistics.unlink(missing_ok=True)
-            parts = self._run(model, copy, cut, self._part, self._on_slices)
-            workspace[end - begin] = profile.read_workspace(self._statistics).get(str(copy.name), 0)
-            for number, axis in how.outputs.items():
-                most = max(most, _largest_difference(parts[number], _cut(results[number], axis, begin, end, size)))
-        for number in how.sums:
+            parts = self._run(model, copy.node, cut, self._part, self._on_slices)
+            workspace[copy.length] = profile.read_workspace(self._statistics).get(str(copy.node.name), 0)
+            for index, own in copy.outputs.items():
+                given = copy.given[index].of(parts[index]) if index in copy.given else parts[index]
+                most = max(most, _largest_difference(given, own.of(results[index])))
+        for number in sums:
             most = max(most, _largest_difference(parts[number], results[number]))
         return Seen(most, workspace)
 
@@ -202,11 +271,10 @@ def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
     return result
 
 
-def _cut(array: np.ndarray, axis: int | None, begin: int, end: int, size: int) -> np.ndarray:
-    if axis is None:
-        return array
-    unit = array.shape[axis] // size
-    return np.ascontiguousarray(array[elements(axis, begin * unit, end * unit)])
+def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) -> Elements:
+    shape = None if value is None else static_shape(value)
+    unit = (shape or (size,) * (axis + 1))[axis] // size
+    return Elements(axis, begin * unit, end * unit)
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

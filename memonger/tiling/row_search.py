@@ -1,0 +1,490 @@
+"""Which bands of a model run in slices of an image's rows, and in how many slices: by memory and time.
+
+Where nodes that need images whole (`row_rules`) stand, the order of the model falls into stretches. Each is cut at a
+few places where little crosses from one side to the other; the bands between two of them, whole or in so many slices,
+are judged by what a slice from their middle keeps and needs. Of all ways to put bands one behind the other the one is
+taken that holds an arena in the least time (dynamic programming), for a number of arenas, each a fraction of the one
+before.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.graph.liveness import assign_storage, last_reads, live_bytes
+from memonger.graph.session_memory import bytes_of, session_bytes
+from memonger.ir.marks import STRIP, before_chunks
+from memonger.ir.operators import operator_name
+from memonger.lowering.cpu_convolutions import block_size
+from memonger.plan_file import ROWS, ChunkedBand
+from memonger.schedule.decide import decide
+from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
+from memonger.tiling.cutting import Refusal
+from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.row_rules import BLOCKED, Rows, is_image, row_bytes
+from memonger.tiling.row_tiles import (
+    RowBand,
+    RowSlice,
+    blocked_values,
+    bounds,
+    exits_of,
+    height_of,
+    in_row_tiles,
+    row_rules,
+    row_slices,
+)
+from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
+
+PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
+"""A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
+
+SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of slices that are looked at."""
+
+COARSE, LESS = 8, 0.97
+"""Finer slices than so many are looked at as long as they need so much of what coarser ones needed."""
+
+STEPS = 3
+"""Arenas that are tried for each halving of memory."""
+
+HALVINGS = 7
+
+HIDDEN = 0.5
+"""Of the time in which values come from memory, or else products are computed, whichever is less, that much is added to
+the other: a denoiser and a super-resolution network took 0.98 to 1.02 of their time in 4 to 27 slices."""
+
+PRICES = (0.0, 5e-10, 5e-8)
+"""Seconds that a byte less of what sessions take of the process is worth."""
+
+EFFORT = 200_000
+"""Of the layout of a way: many small buffers lie well after the allocators, and much more effort gives nothing more."""
+
+_MORE_NODES = 3
+"""Nodes that cut, join and view for each value of which more is read than was just made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTiles(InSlices):
+    """A way to run a model in row tiles.
+
+    Attributes:
+        bands: What runs in slices.
+        job: The model as it was.
+    """
+
+    bands: tuple[RowBand, ...]
+    job: ToSlice
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in slices, for the plan."""
+        nodes, copies = list(self.job.lowered.model.graph), list(self.lowered.model.graph)
+        before, after = self.job.plain.graph, self.solution.graph
+        live = [live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)]
+        added = [step for step, node in enumerate(copies) if STRIP in node.metadata_props]
+        tiles = [step for step in added if _is_tile(copies[step])]
+        steps = dict[str, list[int]]()
+        for step in tiles:
+            steps.setdefault(before_chunks(copies[step]), []).append(step)
+        records = []
+        for band in self.bands:
+            own = [n for n in range(band.begin, band.end) if str(nodes[n].name) in steps]
+            runs = [step for n in own for step in steps[str(nodes[n].name)]]
+            more = sum(min(runs) <= step <= max(runs) for step in added) - len(own)
+            records.append(
+                ChunkedBand(
+                    axis=ROWS, first=str(nodes[own[0]].name), last=str(nodes[own[-1]].name), nodes=len(own),
+                    slices=(band.slices,), runs=len(runs), bytes_before=int(live[0][band.begin : band.end].max()),
+                    bytes_after=int(live[1][min(runs) : max(runs) + 1].max()),
+                    seconds=more * launch_seconds(self.job.cores),
+                )
+            )  # fmt: skip
+        return tuple(records)
+
+    def seen(self, check: SliceCheck) -> SeenAlone:
+        """What was seen of its nodes whole and on slices."""
+        model, seen = self.job.lowered.model, SeenAlone()
+        nodes, rules = list(model.graph), row_rules(model)
+        blocked, block = blocked_values(nodes), _block(nodes)
+        copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
+
+        def elements(value: ir.Value | None, rows: tuple[int, int]) -> Elements:
+            return Elements(ROWS, *rows, block if value in blocked else 1)
+
+        for band in self.bands:
+            pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
+            alike = dict[ir.Node, list[CheckedCopy]]()
+            for one in row_slices({node: rule for node, rule in pairs if callable(rule)}, bounds(band.slices)):
+                for node, copy in one.tiles:
+                    if operator_name(node) in EXACT:
+                        continue
+                    outputs = {index: value for index, value in enumerate(node.outputs) if value.name}
+                    given = copy.rows[0] - copy.made[0], copy.rows[1] - copy.made[0]
+                    told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
+                    length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
+                    alike.setdefault(node, []).append(CheckedCopy(
+                        copies[str(node.name), *copy.rows],
+                        length,
+                        {index: elements(node.inputs[index], rows) for index, rows in copy.inputs.items()},
+                        {index: elements(value, copy.rows) for index, value in outputs.items()},
+                        {index: elements(value, given) for index, value in outputs.items()},
+                    ))  # fmt: skip
+            for node, own in alike.items():
+                key = "rows", tuple(dict.fromkeys(copy.length for copy in own))
+                result = check.see_copies((model, node), self.lowered.model, own, key)
+                if result.difference:
+                    seen.different[str(node.name)] = result.difference
+                if result.workspace:
+                    seen.workspace.update({str(each.node.name): result.workspace[each.length] for each in own})
+        return seen
+
+    def slices_of(self, name: str) -> int:
+        """In how many slices a node runs."""
+        step = self.job.plain.graph.nodes.index(name)
+        return next(band.slices for band in self.bands if band.begin <= step < band.end)
+
+
+_BY_PLACE = frozenset(("Resize", "Upsample"))
+"""Operators that compute with the numbers of rows: other rows of other slices may be rounded otherwise."""
+
+
+def _is_tile(node: ir.Node) -> bool:
+    return "." in node.metadata_props.get(STRIP, "")
+
+
+def _tile(node: ir.Node) -> tuple[str, int, int]:
+    """The node that a copy is of, and its rows."""
+    begin, end = map(int, node.metadata_props[STRIP].split("."))
+    return before_chunks(node), begin, end
+
+
+def _block(nodes: Sequence[ir.Node]) -> int:
+    return block_size() if any(node.domain == BLOCKED for node in nodes) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A band and what it is estimated to need.
+
+    Attributes:
+        band: None: its nodes run as they are.
+        bytes: Of arena and workspace.
+        seconds: More than as it is.
+        nodes: More than as it is.
+        packed: Bytes of weights that these pack again.
+    """
+
+    band: RowBand | None
+    bytes: float
+    seconds: float = 0.0
+    nodes: int = 0
+    packed: int = 0
+
+    @property
+    def session(self) -> int:
+        """About the bytes that sessions take more of the process."""
+        return bytes_of(self.nodes, self.nodes, False) - bytes_of(0, 0, False) + self.packed
+
+
+@dataclass(slots=True)
+class RowLadder(Sequence[RowTiles]):
+    """Ways to run a model in row tiles, the finest first. Each is written and laid out when it is looked at.
+
+    Attributes:
+        job: The model, in the order of its plan.
+        refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
+        asked: The number of slices that was asked for; 0: any.
+        most: Seconds that ways may take longer, by estimate.
+        most_copies: How many copies of nodes they may make.
+    """
+
+    job: ToSlice
+    refused: Mapping[str, int]
+    asked: int = 0
+    most: float = math.inf
+    most_copies: int = MOST_NODES
+    _ways: list[list[_Part]] = field(init=False)
+    _written: dict[int, RowTiles] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most, self.most_copies)
+
+    def __len__(self) -> int:
+        return len(self._ways)
+
+    def bound(self, index: int) -> int:
+        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
+        return round(max((part.bytes for part in self._ways[index] if part.band is None), default=0.0))
+
+    def least(self, index: int) -> int:
+        """About what the way takes, sessions included: it isn't written for that."""
+        parts = self._ways[index]
+        session = session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts)
+        return round(max(part.bytes for part in parts)) + session
+
+    def estimated(self, index: int) -> float:
+        """About how many seconds longer the way takes; nor for that."""
+        return math.fsum(part.seconds for part in self._ways[index])
+
+    def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
+        if index not in self._written:
+            bands = [part.band for part in self._ways[index] if part.band is not None]
+            packed = sum(part.packed for part in self._ways[index])
+            self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
+        return self._written[index]
+
+
+def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
+    """One way, laid out in the order in which it is written, with so many more seconds and bytes of packed weights."""
+    model = job.lowered.model
+    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph if is_image(node.outputs[0])}
+
+    def part_of(node: ir.Node) -> tuple[str, float]:
+        if not _is_tile(node):
+            return str(node.name), 1.0
+        name, begin, end = _tile(node)
+        return name, (end - begin) / heights[name]
+
+    made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
+    asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
+    solution = decide(asked, "none", "file", EFFORT)
+    return RowTiles(
+        lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
+        sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
+    )  # fmt: skip
+
+
+class _Search:
+    """Ways to cut one model into bands."""
+
+    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
+        self.job, self.refused, self.asked = job, refused, asked
+        self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+        graph = job.plain.graph
+        storage = assign_storage(graph)
+        self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
+        self.buffer_of, self.results = dict(zip(graph.values, storage.of_value, strict=True)), frozenset(graph.outputs)
+        self.live, self.near = live_bytes(storage.buffers, len(graph.nodes)), near_bytes(graph, storage)
+        self.workspace = np.array(graph.workspace, float)
+
+    def ways(self, most: float, most_copies: int) -> list[list[_Part]]:
+        """For ever larger arenas the parts of the model, those that run as they are among them."""
+        stretches = [self._parts(begin, end) for begin, end in self._stretches()]
+        if not stretches:
+            return []
+        whole = self._outside()
+        if self.asked:
+            arenas = [max([whole, *(_bottleneck(parts) for parts in stretches)])]
+        else:
+            top = self.job.plain.total_bytes
+            arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
+        found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        for arena, price in itertools.product(arenas, PRICES):
+            parts = [p for one in stretches for p in _cheapest(one, max(arena, _bottleneck(one)), price)]
+            parts.append(_Part(None, whole))
+            bands = tuple(part.band for part in parts if part.band is not None)
+            is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
+            if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
+                found.setdefault(bands, parts)
+        return sorted(found.values(), key=lambda parts: max(part.bytes for part in parts))
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """Steps one after the other of which none needs an image whole."""
+        steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
+        for is_refused, group in steps:
+            own = list(group)
+            if not is_refused and any(callable(self.rules[step]) for step in own):
+                yield own[0], own[-1] + 1
+
+    def _outside(self) -> float:
+        """Bytes at the steps of no stretch."""
+        outside = np.ones(len(self.nodes), bool)
+        for begin, end in self._stretches():
+            outside[begin:end] = False
+        return float((self.live + self.workspace.max(initial=0.0))[outside].max(initial=0))
+
+    def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[_Part]]:
+        """Bands between places of a stretch: as they are, and in slices."""
+        places = self._places(begin, end)
+        return {(a, b): self._ways_of(a, b) for a, b in itertools.combinations(places, 2)}
+
+    def _places(self, begin: int, end: int) -> list[int]:
+        """Where a stretch may be cut: in each part of its steps where the fewest bytes cross."""
+        crossing = np.zeros(len(self.nodes) + 2)
+        for buffer in self.buffers:  # written before a step, and read at it or later
+            crossing[buffer.start + 1] += buffer.size
+            crossing[max(buffer.stop, buffer.start + 1)] -= buffer.size
+        crossing = crossing.cumsum()
+        count = min(PLACES, end - begin, max(FEWEST_PLACES, STEPS_OF_BANDS // (end - begin)))
+        parts = itertools.pairwise(begin + (end - begin) * number // count for number in range(count + 1))
+        inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
+        return sorted({begin, end, *inner})
+
+    def _ways_of(self, begin: int, end: int) -> list[_Part]:
+        workspace = self.workspace[begin:end].max(initial=0.0)
+        ways = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
+        nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
+        own = {node: rule for node, rule in nodes.items() if callable(rule)}
+        exits = exits_of(own)
+        rows = min(map(height_of, exits), default=0)
+        most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
+        around, needed = self._around(begin, end), math.inf
+        packed = sum(self.job.works[str(node.name)].packed for node in own)
+        for count in (self.asked,) if self.asked else SLICES:
+            if count > rows or count >= most:
+                break
+            bytes_, seconds, more = self._slice(own, count)
+            if count > COARSE and bytes_ > LESS * needed:
+                break
+            needed = min(needed, bytes_)
+            needs = around + bytes_ + workspace / count
+            ways.append(_Part(RowBand(begin, end, count), needs, seconds, more, packed * (count - 1)))
+        return ways
+
+    def _around(self, begin: int, end: int) -> float:
+        """Bytes of what there is whole while a band runs: what was there before, and what is read behind it.
+
+        A result isn't written over what the band reads, of which later slices read more.
+        """
+        graph, whole = self.job.plain.graph, set[tuple[int, bool]]()
+        for value, number in enumerate(self.of_value):
+            made, last = graph.producer[value], self.last[value]
+            if number >= 0 and made < begin <= last:
+                whole.add((number, False))
+            elif number >= 0 and begin <= made < end and (last >= end or value in self.results):
+                whole.add((number, True))
+        return float(sum(self.buffers[number].size for number, _ in whole))
+
+    def _slice(self, nodes: Mapping[ir.Node, Rows], count: int) -> tuple[float, float, int]:
+        """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
+        middle = max(0, count // 2 - 1)
+        slices = row_slices(nodes, [(number, count) for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
+        own, kept = slices[-2], slices[-2].kept
+        size: dict[ir.Value, int] = {}
+        done: dict[ir.Value, int] = {}
+        for one in slices[:-1]:
+            for node, copy in one.tiles:
+                done.update(dict.fromkeys(node.outputs, copy.rows[1]))
+        lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
+        peak, nodes_more, moved = self._walked(own, size)
+        peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
+        cores, launch = self.job.cores, launch_seconds(self.job.cores)
+        seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
+        for node in nodes:
+            work, near = self.job.works[str(node.name)], self.near[self._steps[node]]
+            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, near)
+            seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, near))
+        return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
+
+    @cached_property
+    def _steps(self) -> dict[ir.Node, int]:
+        return {node: step for step, node in enumerate(self.nodes)}
+
+    @staticmethod
+    def _row(value: ir.Value, known: dict[ir.Value, int]) -> int:
+        if value not in known:
+            known[value] = row_bytes(value)
+        return known[value]
+
+    def _walked(self, one: RowSlice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
+        """The most bytes that are alive within a slice, and what is cut and joined for it: nodes and bytes."""
+        left = dict[ir.Value, int]()
+        for node, copy in one.tiles:
+            for index in copy.inputs:
+                value = node.inputs[index]
+                assert value is not None
+                left[value] = left.get(value, 0) + 1
+        live = peak = moved = 0.0
+        more, rows_of, taken = 0, dict[ir.Value, tuple[int, int]](), set[tuple[ir.Value, tuple[int, int]]]()
+        for node, copy in one.tiles:
+            beside, reused = 0.0, False
+            for index, rows in copy.inputs.items():
+                value = node.inputs[index]
+                assert value is not None
+                left[value] -= 1
+                own, there = (rows[1] - rows[0]) * self._row(value, size), rows_of.get(value, (0, 0))
+                if there != rows:
+                    beside += own
+                    peak = max(peak, live + beside)
+                    if (value, rows) not in taken:
+                        taken.add((value, rows))
+                        more += _MORE_NODES
+                        moved += own
+                if not left[value]:
+                    reused = reused or self._same_buffer(value, node)
+                    gone = (there[1] - there[0]) * self._row(value, size)
+                    live -= gone
+                    beside += gone if there == rows else 0.0
+            given = float(sum((copy.made[1] - copy.made[0]) * self._row(v, size) for v in node.outputs if v.name))
+            peak = max(peak, live + beside + (0.0 if reused else given))
+            for value in (v for v in node.outputs if left.get(v)):
+                rows_of[value] = copy.rows
+                live += (copy.rows[1] - copy.rows[0]) * self._row(value, size)
+        return peak, more, moved
+
+    def _same_buffer(self, value: ir.Value, node: ir.Node) -> bool:
+        one, other = self.buffer_of.get(str(value.name), -1), self.buffer_of.get(str(node.outputs[0].name), -2)
+        return one == other
+
+
+def _bottleneck(parts: Mapping[tuple[int, int], Sequence[_Part]]) -> float:
+    """The fewest bytes that a stretch needs at its worst band."""
+    return _path(parts, lambda ways: min(part.bytes for part in ways), max)[0]
+
+
+def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, price: float) -> list[_Part]:
+    """The bands of a stretch that need no more than so many bytes each, in the least time and nodes."""
+
+    def best(ways: Sequence[_Part]) -> tuple[float, _Part | None]:
+        fitting = ((part, number) for number, part in enumerate(ways) if part.bytes <= room)
+        cost, number = min(((p.seconds + price * p.session, number) for p, number in fitting), default=(math.inf, -1))
+        return cost, None if number < 0 else ways[number]
+
+    _, places = _path(parts, lambda ways: best(ways)[0], lambda a, b: a + b)
+    chosen = [best(parts[pair])[1] for pair in itertools.pairwise(places)]
+    return [part for part in chosen if part is not None]
+
+
+def _path(
+    parts: Mapping[tuple[int, int], Sequence[_Part]], cost: Callable[[Sequence[_Part]], float],
+    add: Callable[[float, float], float],
+) -> tuple[float, list[int]]:  # fmt: skip
+    """The least cost from the first place to the last by bands, and the places; of equals the fewest bands."""
+    places = sorted({place for pair in parts for place in pair})
+    best: dict[int, tuple[float, int, list[int]]] = {places[0]: (-math.inf if add is max else 0.0, 0, [places[0]])}
+    for end in places[1:]:
+        ways = []
+        for begin in (place for place in places if place < end):
+            before, count, path = best[begin]
+            ways.append((add(before, cost(parts[begin, end])), count + 1, [*path, end]))
+        best[end] = min(ways)
+    total, _, path = best[places[-1]]
+    return total, path
+
+
+def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder:
+    """The way with bands of so many slices that needs the least memory.
+
+    Raises:
+        PlanError: there is none.
+    """
+    ladder = RowLadder(job, refused, count)
+    if len(ladder):
+        return ladder
+    nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+    heights = [height_of(v) for n, rule in zip(nodes, rules, strict=True) if callable(rule) for v in n.outputs]
+    if not heights:
+        why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
+    elif count > max(heights):
+        why = f"its images have {max(heights)} rows at most"
+    elif refused:
+        why = f"node '{next(iter(refused))}' gives other last bits on slices than on whole images"
+    else:
+        why = "it would save nothing, or the results of what could have fewer rows"
+    raise PlanError(f"the model can't run in {count} slices of rows: {why}.")

@@ -1,0 +1,362 @@
+"""Row tiles: a band of a model, run for some rows of its results after the other, each row of each value once.
+
+Slice by slice, from the band's results backwards: what earlier slices computed of a value stays, and only the rows
+behind it that this slice needs are computed. Of every value the rows that later slices still read are kept, as a *line
+buffer*: two for a convolution of 3×3, as many as the branch lags behind for a residual connection. So a slice of
+large images exists at a time, at batch 1, too, and nothing is computed twice. (Alwani et al. 2016; Goetschalckx and
+Verhelst 2019, depth first with line buffers; bounds inference as in Halide. They lack exact bits and arbitrary graphs.)
+
+Line buffers are ordinary values: slices and joins of what the copies write. In onnxruntime's blocked layout (channels
+in blocks of 8 or 16, innermost) these are of a view of the same bytes: ``[batch * channels / block, height, width *
+block]``.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.ir.marks import STRIP, WINDOW
+from memonger.ir.values import static_shape
+from memonger.plan_file import ROWS
+from memonger.tiling.chunk_writer import SliceWriter, told_shape
+from memonger.tiling.cutting import Refusal
+from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, Rows, is_image, rows_of
+
+_INDEX = 16
+"""A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBand:
+    """Consecutive nodes that run in slices of rows, and those between them that depend on no image.
+
+    Attributes:
+        begin: The first.
+        end: Behind the last.
+        slices: How many.
+    """
+
+    begin: int
+    end: int
+    slices: int
+
+
+def row_rules(model: ir.Model) -> list[Rows | Refusal | None]:
+    """For each node of a model how it gives rows, or why it can't; None: it reads no image."""
+    answers: list[Rows | Refusal | None] = []
+    for node in model.graph:
+        read = [index for index, value in enumerate(node.inputs) if is_image(value)]
+        if STRIP in node.metadata_props or WINDOW in node.metadata_props:
+            answers.append(Refusal(f"node '{node.name}' is of a slice already"))
+        else:
+            answers.append(rows_of(node, read) if read else None)
+    return answers
+
+
+Tile = tuple[ir.Node, RowCopy]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """One slice of a band.
+
+    Attributes:
+        tiles: What runs, in order.
+        reads: Of each image the rows that are read, by different nodes.
+        kept: Of each image the first row that later slices read.
+    """
+
+    tiles: tuple[Tile, ...]
+    reads: Mapping[ir.Value, tuple[Interval, ...]]
+    kept: Mapping[ir.Value, int]
+
+
+def exits_of(nodes: Mapping[ir.Node, Rows]) -> list[ir.Value]:
+    """What nodes that run in slices compute for others, in order."""
+    made = (v for node in nodes for v in node.outputs)
+    return [v for v in made if v.is_graph_output() or any(node not in nodes for node in v.consumers())]
+
+
+def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+    """The slices of a band, one after the other.
+
+    Args:
+        nodes: Its nodes that read images, in order.
+        parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
+    """
+    order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
+    done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
+    for part, whole in parts:
+        until = {value: height_of(value) * part // whole for value in exits}
+        tiles, reads = list[Tile](), dict[ir.Value, tuple[Interval, ...]]()
+        for node in reversed(order):
+            begin, end = done.get(node, 0), max(until.get(value, 0) for value in node.outputs)
+            if node in again:
+                begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
+            if end <= begin:
+                continue
+            copy = nodes[node](begin, end)
+            done[node] = copy.rows[1]
+            tiles.append((node, copy))
+            for index, rows in copy.inputs.items():
+                value = node.inputs[index]
+                assert value is not None
+                until[value] = max(rows[1], until.get(value, 0))
+                if rows not in reads.setdefault(value, ()):
+                    reads[value] = (*reads[value], rows)
+        slices.append((tuple(reversed(tiles)), reads))
+    made, kept, passing = list[RowSlice](), dict[ir.Value, int](), {node.outputs[0] for node in again}
+    for own, reads in reversed(slices):
+        made.append(RowSlice(own, reads, dict(kept)))
+        for value, intervals in reads.items():
+            if value in passing:
+                continue
+            kept[value] = min(kept.get(value, math.inf), *(begin for begin, _ in intervals))  # type: ignore[assignment]
+    return made[::-1]
+
+
+def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, Rows]) -> bool:
+    """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
+    value = node.outputs[0]
+    if node.op_type != "ReorderInput" or value.is_graph_output():
+        return False
+    return len(value.uses()) == 1 and value.consumers()[0] in nodes
+
+
+def bounds(count: int) -> list[tuple[int, int]]:
+    """What is there behind each of so many slices, as `row_slices` takes it."""
+    return [(number + 1, count) for number in range(count)]
+
+
+def height_of(value: ir.Value) -> int:
+    """Rows of an image."""
+    return (static_shape(value) or (0, 0, 0))[ROWS]
+
+
+def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Model:
+    """The model with the nodes of bands in slices.
+
+    Copies, and what they write, are named ``<name>.chunk<begin>_<end>`` by their rows; all nodes that are added have
+    `marks.STRIP`. Constants and outputs are the model's.
+
+    Args:
+        model: A lowered model, in the order in which it runs. Not changed.
+        bands: In order, disjoint, as `row_rules` allows them.
+        block: Channels of a block in onnxruntime's blocked layout.
+    """
+    copy = model.clone()
+    nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
+    blocked, start, gone = blocked_values(nodes), 0, list[ir.Node]()
+    for band in bands:
+        own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
+        tiled = {node: rule for node, rule in own.items() if callable(rule)}
+        writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
+        start = band.end
+        gone += tiled
+        _BandOfRows(writer, tiled, blocked, block).write(band.slices)
+    writer.order += nodes[start:]
+    copy.graph.remove(nodes)
+    copy.graph.extend(writer.order)
+    for node in gone:
+        writer.detach(node)
+    writer.drop_unread()
+    return copy
+
+
+def blocked_values(nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    """The values in the blocked layout: what its operators write, and what others write of it."""
+    images: set[ir.Value] = set()
+    for node in nodes:
+        is_made = node.domain == BLOCKED and node.op_type != "ReorderOutput"
+        if is_made or (node.domain != BLOCKED and any(v in images and is_image(v) for v in node.inputs)):
+            images.update(v for v in node.outputs if is_image(v))
+    return images
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Some rows of a value that exist: as a value of its rank, as a view of its bytes along whose axis rows lie, or
+    both."""
+
+    rows: Interval
+    value: ir.Value | None = None
+    view: ir.Value | None = None
+
+
+@dataclass(slots=True)
+class _BandOfRows:
+    """A band that is written.
+
+    Attributes:
+        nodes: Those of the band that read images, in order.
+        blocked: Values in the blocked layout.
+        pieces: What exists of each value that the band writes, in order of rows; of others all rows.
+        reads: What was cut or joined for this slice.
+        wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
+    """
+
+    writer: SliceWriter
+    nodes: Mapping[ir.Node, Rows]
+    blocked: set[ir.Value]
+    block: int
+    pieces: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+    reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
+    wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+
+    def write(self, count: int) -> None:
+        """Add copies of the nodes for so many slices, and put together what others read."""
+        exits = exits_of(self.nodes)
+        slices = row_slices(self.nodes, bounds(count))
+        for one in slices:
+            later = dict[ir.Value, list[_Piece]]()
+            for node, copy in one.tiles:
+                for value, piece in self._copied(node, copy):
+                    if _runs_again(node, self.nodes):
+                        self.pieces.pop(value, None)
+                    later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
+                    self.pieces.setdefault(value, []).append(piece)
+                    if value in exits:
+                        self._collect(value, piece)
+            for value in [value for value in one.reads if value in self.pieces and value not in later]:
+                later[value] = list(self._kept(value, self.pieces[value], one.kept.get(value)))
+            self.pieces.update(later)
+            self.reads.clear()
+        for value in exits:
+            self._join(value)
+
+    def _copied(self, node: ir.Node, copy: RowCopy) -> Iterator[tuple[ir.Value, _Piece]]:
+        """Add a copy of a node; what it gives of each of its outputs."""
+        writer, (begin, end) = self.writer, copy.made
+        inputs = list(node.inputs)
+        for index, rows in copy.inputs.items():
+            value = inputs[index]
+            assert value is not None
+            inputs[index] = self._read(value, rows)
+        for index, axis in copy.axes.items():
+            value = inputs[index]
+            assert value is not None
+            inputs[index] = writer.part(value, axis, begin, end, f"{value.name}.chunk{begin}_{end}")
+        for index, numbers in copy.constants.items():
+            inputs[index] = writer.integers(numbers)
+        suffix = f".chunk{copy.rows[0]}_{copy.rows[1]}"
+        outputs = [
+            writer.value(v, ROWS, end - begin, f"{v.name}{suffix}") if v.name else ir.Value(name="")
+            for v in node.outputs
+        ]
+        inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
+        kept = [attribute for name, attribute in node.attributes.items() if name not in copy.attributes]
+        changed = ir.convenience.convert_attributes({k: v for k, v in copy.attributes.items() if v is not None})
+        made = ir.Node(
+            node.domain, kind, inputs, [*kept, *changed], overload=node.overload, outputs=outputs, version=node.version,
+            name=writer.fresh(f"{node.name}{suffix}"),
+            metadata_props={**node.metadata_props, STRIP: f"{copy.rows[0]}.{copy.rows[1]}"},
+        )  # fmt: skip
+        writer.order.append(made)
+        for value, output in zip(node.outputs, outputs, strict=True):
+            if not value.name:
+                continue
+            piece = _Piece(copy.made, output)
+            yield value, piece if copy.rows == copy.made else self._cut(value, piece, copy.rows)
+
+    def _read(self, value: ir.Value, rows: Interval) -> ir.Value:
+        """Some rows of an image: what is there, a slice of it, or slices joined."""
+        if (value, rows) not in self.reads:
+            whole = [_Piece((0, height_of(value)), value)]
+            pieces = [p for p in self.pieces.get(value, whole) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
+            parts = [self._cut(value, p, (max(p.rows[0], rows[0]), min(p.rows[1], rows[1]))) for p in pieces]
+            piece = parts[0] if len(parts) == 1 else self._joined(value, parts)
+            assert piece.rows == rows, (value.name, piece.rows, rows)
+            self.reads[value, rows] = self._as_value(value, piece)
+        return self.reads[value, rows]
+
+    def _kept(self, value: ir.Value, pieces: Sequence[_Piece], first: int | None) -> Iterator[_Piece]:
+        """What stays of pieces for later slices: of one of which most rows aren't read any more, a copy of the rest."""
+        for piece in pieces:
+            begin, end = piece.rows
+            if first is not None and first < end:
+                yield self._cut(value, piece, (first, end)) if first - begin >= end - first else piece
+
+    def _cut(self, value: ir.Value, piece: _Piece, rows: Interval) -> _Piece:
+        """Some rows of a piece."""
+        if rows == piece.rows:
+            return piece
+        source, axis = self._as_view(value, piece)
+        name = f"{value.name}.chunk{rows[0]}_{rows[1]}/rows"
+        part = self.writer.value(source, axis, rows[1] - rows[0], name)
+        self.writer.slice(source, axis, rows[0] - piece.rows[0], rows[1] - piece.rows[0], part)
+        return self._seen(value, part, rows)
+
+    def _joined(self, value: ir.Value, pieces: Sequence[_Piece]) -> _Piece:
+        """Pieces as one."""
+        views, rows = [self._as_view(value, piece) for piece in pieces], (pieces[0].rows[0], pieces[-1].rows[1])
+        axis, name = views[0][1], f"{value.name}.chunk{rows[0]}_{rows[1]}/joined"
+        joined = self.writer.value(views[0][0], axis, rows[1] - rows[0], name)
+        self.writer.window("Concat", [view for view, _ in views], {"axis": axis}, joined)
+        return self._seen(value, joined, rows)
+
+    def _seen(self, value: ir.Value, made: ir.Value, rows: Interval) -> _Piece:
+        return _Piece(rows, view=made) if value in self.blocked else _Piece(rows, made)
+
+    def _as_view(self, value: ir.Value, piece: _Piece) -> tuple[ir.Value, int]:
+        """Rows as their bytes lie, and the axis along which they do."""
+        if value not in self.blocked:
+            assert piece.value is not None
+            return piece.value, ROWS
+        if piece.view is None:
+            assert piece.value is not None
+            batch, channels, height, width = static_shape(piece.value) or ()
+            dims = (batch * channels // self.block, height, width * self.block)
+            piece.view = self._reshaped(value, piece.value, dims, f"{piece.value.name}/view")
+        return piece.view, 1
+
+    def _as_value(self, value: ir.Value, piece: _Piece) -> ir.Value:
+        """Rows as nodes read them."""
+        if piece.value is None:
+            assert piece.view is not None
+            dims = list(static_shape(value) or ())
+            dims[ROWS] = piece.rows[1] - piece.rows[0]
+            name = f"{value.name}.chunk{piece.rows[0]}_{piece.rows[1]}/read"
+            piece.value = self._reshaped(value, piece.view, dims, name)
+        return piece.value
+
+    def _reshaped(self, value: ir.Value, source: ir.Value, dims: Sequence[int], name: str) -> ir.Value:
+        made = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
+        self.writer.window("Reshape", [source, self.writer.integers(dims)], {}, made)
+        return made
+
+    def _collect(self, value: ir.Value, piece: _Piece) -> None:
+        """Put a slice to what is there of the whole: written into it, where that pays."""
+        pieces = self.wholes.setdefault(value, [])
+        view, axis = self._as_view(value, piece)
+        dims = static_shape(view) or ()
+        row = math.prod(dims[axis + 1 :]) * (value.dtype.bitwidth if value.dtype is not None else 0) // 8
+        opset = self.writer.model.graph.opset_imports.get("") or 0
+        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, height_of(value)):
+            pieces.append(piece)
+            return
+        rows, height = piece.rows, height_of(value)
+        whole = self.writer.value(view, axis, height, f"{value.name}.chunk0_{rows[1]}/whole")
+        if not pieces:  # what isn't written yet are zeros
+            pads = [0] * (2 * len(dims))
+            pads[len(dims) + axis] = height - rows[1]
+            self.writer.window("Pad", [view, self.writer.integers(pads)], {}, whole)
+        else:
+            index = np.stack(np.meshgrid(*map(np.arange, dims[: axis + 1]), indexing="ij"), -1)
+            index[..., axis] += rows[0]
+            numbers = self.writer.initializer(f"{whole.name}/index", ir.Tensor(index.astype(np.int64)))
+            before, _ = self._as_view(value, pieces[0])
+            self.writer.window("ScatterND", [before, numbers, view], {}, whole)
+        self.wholes[value] = [self._seen(value, whole, (0, height))]
+
+    def _join(self, value: ir.Value) -> None:
+        """Put what others read under its name."""
+        pieces = self.wholes[value]
+        joined = self._as_value(value, pieces[0] if len(pieces) == 1 else self._joined(value, pieces))
+        value.name, joined.name = None, value.name
+        joined.shape = value.shape
+        if value in self.blocked:
+            self.blocked.add(joined)
+        ir.convenience.replace_all_uses_with(value, joined, replace_graph_outputs=True)
