@@ -18,11 +18,15 @@ A run itself holds the locks of its model and arena (`ExecutionContext.run`), an
 
 import dataclasses
 import hashlib
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,6 +55,16 @@ Source = Plan | str | Path | Sequence[Plan | str | Path]
 
 MOST_OVERTAKEN = 16
 """Runs that are served at most before an older one that waits for room."""
+
+
+@cache
+def _loader() -> ThreadPoolExecutor:
+    """The thread that loads models; a process that forks from this one has its own."""
+    return ThreadPoolExecutor(1, "memonger-load")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_loader.cache_clear)
 
 
 @dataclass(slots=True, eq=False)
@@ -572,7 +586,19 @@ class Fleet:
                     self._changed.notify_all()
 
     def _loaded(self, name: str, member: _Member, plans: Sequence[Plan] | None) -> LoadedModel:
+        """A model, loaded in the thread in which all are.
+
+        The C library has pools of memory for threads, and what models that go leave in those of many callers isn't
+        given back: of eight models of 12 MiB that took turns in 48, from eight threads, the process kept 70.
+        """
         self._end_leaving()
+        made = _loader().submit(copy_context().run, self._made, name, member, plans)
+        try:
+            return made.result()
+        finally:
+            wait([made])  # also where this thread is interrupted: nothing is loaded twice at once
+
+    def _made(self, name: str, member: _Member, plans: Sequence[Plan] | None) -> LoadedModel:
         with self._loading:
             if plans is None:
                 assert member.source is not None

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -129,6 +130,24 @@ def test_a_limit_lets_the_least_recently_used_go_and_they_come_back(
         assert again is not None
         assert not again.engines[0].unchecked  # its order was looked at when it was loaded first
         assert fleet._members["small"].checked
+
+
+def test_models_are_loaded_in_one_thread(plans: dict[str, memonger.Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What models that go leave free in the memory of many threads isn't given back to the system."""
+    threads, load = set[int](), fleets.LoadedModel
+
+    def loaded(*given: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return load(*given, **options)
+
+    monkeypatch.setattr(fleets, "LoadedModel", loaded)
+    callers = [threading.Thread(target=memonger.Fleet, args=({name: plan},)) for name, plan in plans.items()]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(callers) > 1 == len(threads)
+    assert threads.isdisjoint({caller.ident for caller in callers})
 
 
 def test_who_waits_for_a_loaded_model_comes_first_but_for_a_while(

@@ -66,10 +66,14 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
     def member(_: object, source: str, pad: bool) -> Any:
         return fleets._Member(source, source, pad, Need(WEIGHTS[source], 0, ARENAS[source], 0), ("x",), {"y": None})
 
+    def submit(run: Callable[..., Any], *arguments: Any) -> Any:
+        result = run(*arguments)  # in the stepped thread itself: it does nothing but wait meanwhile
+        return SimpleNamespace(result=lambda: result)
+
     nothing = SimpleNamespace(shrink_host_memory=lambda: None, settle=lambda: None, give_back=lambda: None)
     for name, stand_in in {
         "_checked": checked, "_member_of": member, "_key": lambda plans, _: plans[0].name, "LoadedModel": _Loaded,
-        "ort": nothing, "process_memory": nothing, "_is_checked": lambda _: True,
+        "ort": nothing, "process_memory": nothing, "_is_checked": lambda _: True, "_loader": lambda: SimpleNamespace(submit=submit), "wait": lambda _: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(fleets, name, stand_in)
 
