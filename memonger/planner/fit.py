@@ -305,7 +305,7 @@ class _SizeSearch:
             self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
             high = self._ceiling(self.whole)
             self._close_in(self.whole, high, max(size, self.whole + 1), self._scaled)
-            if high <= MOST_BATCH and high not in self.attempts:
+            if high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
                 self.attempt(high)
         best, plan, bound = self.best, None, None
         made = tuple(filter(None, map(self._point, self._sizes(points))))
