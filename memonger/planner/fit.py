@@ -305,7 +305,7 @@ class _SizeSearch:
             self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
             high = self._ceiling(self.whole)
             self._close_in(self.whole, high, max(size, self.whole + 1), self._scaled)
-            if high <= MOST_BATCH and high not in self.attempts:
+            if high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
                 self.attempt(high)
         best, plan, bound = self.best, None, None
         made = tuple(filter(None, map(self._point, self._sizes(points))))
@@ -345,7 +345,7 @@ class _SizeSearch:
         Raises:
             LoadError, PlanError, RuntimeUnavailableError: as `memonger.search_plan`.
         """
-        self._tell(f"{self.vary} {size}: lowering")
+        self._report_progress(f"{self.vary} {size}: lowering")
         options, source = self.options, self.source
         if self.dimension is None:
             options = dataclasses.replace(options, batch=size)
@@ -356,15 +356,17 @@ class _SizeSearch:
             options = dataclasses.replace(options, batch=None, dims=None)
         job = prepare(source, options, times=True)
         job = rehearsed(job, self.begin) if job.is_uncalibrated else job
-        return dataclasses.replace(job, request=self._telling(job.request, size))
+        return dataclasses.replace(job, request=self._reporting(job.request, size))
 
-    def _tell(self, what: str) -> None:
+    def _report_progress(self, what: str) -> None:
         if self.report is not None:
             self.report(f"fit: {what}")
 
-    def _telling(self, request: Request, size: int) -> Request:
+    def _reporting(self, request: Request, size: int) -> Request:
         """The request of a size, whose searches say how far they are."""
-        return dataclasses.replace(request, progress=lambda state: self._tell(f"{self.vary} {size}: {state}"))
+        return dataclasses.replace(
+            request, progress=lambda state: self._report_progress(f"{self.vary} {size}: {state}")
+        )
 
     def _first(self) -> tuple[int, Job]:
         """The smallest size that the model can have."""
@@ -445,8 +447,8 @@ class _SizeSearch:
         for _ in range(_SEARCHES):
             if best == high or best + 1 in self.in_vain:
                 break
-            self._tell(f"{self.vary} {target}: searching, {best} fits")
-            found = schedules.search(self._telling(at(target), target), any_cost=True)
+            self._report_progress(f"{self.vary} {target}: searching, {best} fits")
+            found = schedules.search(self._reporting(at(target), target), any_cost=True)
             reached = schedules.reach(best, at, high, found)
             if reached == best and target == best + 1:
                 self.in_vain.add(target)
@@ -613,7 +615,7 @@ class _SizeSearch:
         job, solution = attempt.made
         is_whole = self.whole is None or attempt.size <= self.whole
         if self.searches and is_whole and solution.cost > math.fsum(job.request.graph.costs):
-            self._tell(f"{self.vary} {attempt.size} fits: searching for less extra cost")
+            self._report_progress(f"{self.vary} {attempt.size} fits: searching for less extra cost")
             schedules = self._schedules_of(job.request)
             schedules.search(job.request, any_cost=False)
             solution = schedules.fitting(job.request) or solution

@@ -654,8 +654,9 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
     request, calibration = job.request, job.lowered.calibration
     before, graph, workspace, host = request.live_bytes, solution.graph, None, frozenset[str]()
     if calibration is not None and calibration.workspace is not None:  # a recomputation takes as much as the first run
-        steps = zip(graph.nodes, graph.workspace, strict=True)
-        workspace = {**calibration.workspace, **{name: size for name, size in steps if size}}
+        steps = dict(zip(graph.nodes, graph.workspace, strict=True))
+        workspace = {name: size for name, size in calibration.workspace.items() if name in steps}  # others were cut
+        workspace |= {name: size for name, size in steps.items() if size}
     if calibration is not None and calibration.host:  # copies included
         firsts = zip(graph.values, graph.firsts, strict=True)
         host = frozenset(name for name, first in firsts if graph.values[first] in calibration.host)

@@ -217,7 +217,7 @@ class Budgets:
             raise BudgetError(budget, self.total(self.smallest), self.lower_bound)
         return solution
 
-    def within(self, budget: int, time_limit: float | None = None, told: str = "") -> Solution | None:
+    def within(self, budget: int, time_limit: float | None = None, prefix: str = "") -> Solution | None:
         """The cheapest solution found within a budget, or what no budget gives if that is cheaper and fits too.
 
         What was found for a budget is kept, and below one for which nothing was found nothing is searched.
@@ -225,7 +225,7 @@ class Budgets:
         Args:
             budget: Bytes for everything.
             time_limit: Seconds, in place of the request's.
-            told: What every report of progress begins with.
+            prefix: What every report of progress begins with.
         """
         if self.total(self.plain) <= budget:
             return self.plain
@@ -233,11 +233,11 @@ class Budgets:
             refused = max((each for each, solution in self._found.items() if solution is None), default=-1)
             if all(self.request.graph.forward):  # then the bound is tight
                 refused = max(refused, self.lower_bound - 1)
-            self._found[budget] = None if budget <= refused else self.search(budget, time_limit, told)
+            self._found[budget] = None if budget <= refused else self.search(budget, time_limit, prefix)
         return self._found[budget]
 
     def search(
-        self, budget: int, time_limit: float | None = None, told: str = "", *, any_cost: bool = False
+        self, budget: int, time_limit: float | None = None, prefix: str = "", *, any_cost: bool = False
     ) -> Solution | None:
         """As `within`, where something has to be recomputed; with ``any_cost`` the first that fits will do."""
         request, begin, fitting = self.request, time.monotonic(), list[Solution]()
@@ -247,7 +247,7 @@ class Budgets:
             if any_cost and fitting:
                 return target, []
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
-            report = self._reporting(f"{told}attempt {attempt + 1} of at most {ATTEMPTS}, ")
+            report = self._reporting(f"{prefix}attempt {attempt + 1} of at most {ATTEMPTS}, ")
             if self.strategy != BUDGET.name:
                 ordered = dataclasses.replace(self._ordered[0], budget=target, time_limit=left, progress=report)
                 with suppress(PlanError):
@@ -288,9 +288,9 @@ class Budgets:
         )
         return min(self.plain, self._lay_out(outcome), key=lambda each: (each.total_bytes, each.cost))
 
-    def _reporting(self, told: str) -> ReportProgress | None:
+    def _reporting(self, prefix: str) -> ReportProgress | None:
         report = self.request.progress
-        return None if report is None else lambda state: report(told + state)
+        return None if report is None else lambda state: report(prefix + state)
 
     def _lay_out(self, outcome: Outcome) -> Solution:
         if outcome.schedule not in self.laid_out:

@@ -239,6 +239,17 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
     assert out["y"].shape == (found.size, 4)
 
 
+def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    measured = memonger.search_plan(model, batch=8, mode="inference", device="cpu", chunks="off").unplanned_bytes
+    monkeypatch.setattr("memonger.planner.fit.available_memory", lambda: measured)
+    found = memonger.fit(model, "1GiB", mode="inference", device="cpu", chunks="off", effort=EFFORT)
+    assert found.fits
+    assert (found.beyond.size, found.beyond.status) == (found.size + 1, "refused")
+    assert "measuring it on cpu takes a run without a plan" in found.beyond.reason
+    assert max(found.tried) == found.size
+
+
 WRONG = {
     "fixed": (lambda: memonger.fit(models.build("lstm", batch=2), "1GiB"), "no dimension of its inputs is open"),
     "no such name": (lambda: memonger.fit(block(), "1GiB", "bach"), "Did you mean 'batch'"),

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import memonger
 import models
 from memonger.errors import BudgetError, PlanError
+from memonger.planner.search_plan import decided, finish, prepare
 from tests.support.planning_models import LOSS, chain, network, plan
 
 EFFORT = 1000
@@ -359,3 +361,15 @@ def test_what_no_budget_gives_is_taken_where_the_search_for_a_budget_finds_nothi
     )  # fmt: skip
     with pytest.raises(BudgetError):
         plan(chain(), budget=usual.total_bytes - 1)
+
+
+def test_workspace_of_a_node_that_was_cut_again_does_not_count() -> None:
+    """Chunks of chunks: the copies that were cut are in what was measured, and run no more."""
+    pytest.importorskip("onnxruntime")
+    job, solution = decided(prepare(chain(), memonger.Options(mode="inference", device="cpu", threads=1)))
+    measured = job.lowered.calibration
+    assert measured is not None
+    calibration = replace(measured, workspace={**(measured.workspace or {}), "a copy that was cut": 2**30})
+    made = finish(replace(job, lowered=replace(job.lowered, calibration=calibration)), solution, 0.0)
+    assert "a copy that was cut" not in (made.workspace or {})
+    assert made.total_bytes < 2**30
