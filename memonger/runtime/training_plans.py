@@ -96,7 +96,12 @@ def read_plans(
     """
     plans = [verified(one) for one in (plan, accumulation) if one is not None]
     process_memory.settle()  # what reading left would grow with what follows, and stay in part
-    roles = [_roles(one) for one in plans]
+    roles = [one.training for one in plans if one.training is not None and one.training.loss is not None]
+    if len(roles) < len(plans):
+        raise SessionError(
+            "the plan is not of a training model with a loss: differentiate the model first "
+            "(memonger.differentiate(model, loss=..., optimizer=...))."
+        )
     first, where = plans[0], device_of(plans[0], device)
     for one in plans:
         check_stamp(one, where)
@@ -262,16 +267,6 @@ def _steps(program: Program) -> dict[str, int]:
     return {name: step for step, name in enumerate(program.order)}
 
 
-def _roles(plan: Plan) -> Training:
-    roles = plan.training
-    if roles is None or roles.loss is None:
-        raise SessionError(
-            "the plan is not of a training model with a loss: differentiate the model first "
-            "(memonger.differentiate(model, loss=..., optimizer=...))."
-        )
-    return roles
-
-
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
     """Every persistent input of the plans, by name."""
     persistent: dict[str, ir.Value] = {}
@@ -289,14 +284,13 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
         raise SessionError("the plans are of different models: only one has a loss that labels say the mean of.")
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
-    return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _tensor(name: str, value: ir.Value) -> ArenaTensor:
-    shape = static_shape(value)
-    if shape is None or value.dtype is None or not dense(value):
-        raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-    return ArenaTensor(name, value.dtype, shape)
+    tensors = {}
+    for name, value in persistent.items():
+        shape = static_shape(value)
+        if shape is None or value.dtype is None or not dense(value):
+            raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
+        tensors[name] = ArenaTensor(name, value.dtype, shape)
+    return tensors
 
 
 def _stores(
