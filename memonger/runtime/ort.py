@@ -39,10 +39,6 @@ class Limit:
         self.shrinker: _Shrinker | None = None
 
 
-_NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
-_NO_DIMS: Mapping[str, int] = MappingProxyType({})
-
-
 def runtime_name() -> str:
     """As ``onnxruntime 1.31.1``."""
     return f"onnxruntime {onnxruntime().__version__}"
@@ -85,10 +81,10 @@ class SessionSettings:
     threads: int = 0
     profile: Path | None = None
     optimized: Path | None = None
-    entries: Mapping[str, str] = field(default_factory=lambda: _NO_ENTRIES)
+    entries: Mapping[str, str] = field(default_factory=dict)
     arena: bool = True
     pattern: bool = True
-    dims: Mapping[str, int] = field(default_factory=lambda: _NO_DIMS)
+    dims: Mapping[str, int] = field(default_factory=dict)
     lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
     is_partition: bool = False
