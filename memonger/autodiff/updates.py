@@ -1,8 +1,8 @@
 """Updates: new contents for parameters, optimizer state, running statistics and summed gradients.
 
-Nothing here asks whether the loss is finite: a step is run in two segments, and the second, with all updates in it,
-only where the loss, and the gradients' norm where there is one, are (`memonger.runtime.segments`). There is one where
-gradients are clipped by it, and where the loss is scaled: gradients that overflowed make it infinite or NaN.
+Nothing here asks whether the loss is finite: a step is run in two partitions, and the second, with all updates in it,
+only where the loss, and the gradients' norm where there is one, are (`memonger.runtime.training_plans`). There is one
+where gradients are clipped by it, and where the loss is scaled: gradients that overflowed make it infinite or NaN.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """The first node of a plan whose output isn't what stock onnxruntime computes there."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,25 @@ import onnx_ir as ir
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import Device
 from memonger.graph.schedule import first_values
+from memonger.ir.names import fresh
 from memonger.ir.operators import facts, operator_name
+from memonger.ir.values import dense
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.runtime import capture
-from memonger.runtime.feeds import Feeds
+from memonger.runtime import feeds as feeding
+from memonger.runtime import ort
+from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.backend import backend
+from memonger.runtime.binding import input_memory
+from memonger.runtime.engine import Engine
+from memonger.runtime.executable import Executable, LoadedPlan
+from memonger.runtime.partition import whole
+from memonger.runtime.program import SessionGroup, expose, program_of
+from memonger.runtime.store import Store
+from memonger.runtime.weights import LEND_ALL
+from memonger.units import MiB
 
 OWN = "its own model run by stock onnxruntime"
 Allowed = Callable[[np.ndarray, np.ndarray], bool]
@@ -74,7 +86,7 @@ def explain(plan: Plan, where: FirstDifference | None) -> str:
 
 
 def find(
-    plan: Plan, stock: Path, feeds: Feeds, device: Device, threads: int, tolerance: Tolerance
+    plan: Plan, stock: Path, feeds: feeding.Feeds, device: Device, threads: int, tolerance: Tolerance
 ) -> FirstDifference | None:
     """Run both with their intermediate values, and compare these in the planned order.
 
@@ -113,16 +125,16 @@ def _rounding(ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 
 def _first(
-    plan: Plan, model: ir.Model, feeds: Feeds, device: Device, threads: int, allowed: Allowed, words: str
+    plan: Plan, model: ir.Model, feeds: feeding.Feeds, device: Device, threads: int, allowed: Allowed, words: str
 ) -> FirstDifference | None:
-    stock_names = capture.values_of(model)
+    stock_names = _values_of(model)
     firsts = {str(copy.name): str(first.name) for copy, first in first_values(plan.model).items()}
-    shared = {n for n in capture.values_of(plan.model) if n in stock_names or firsts.get(n, n) in stock_names}
+    shared = {n for n in _values_of(plan.model) if n in stock_names or firsts.get(n, n) in stock_names}
     producer = {value.name: node for node in plan.model.graph for value in node.outputs}
-    for part in capture.parts(plan, shared):
+    for part in _parts(plan, shared):
         of_stock = {name: name if name in stock_names else firsts[name] for name in part}
-        ours = capture.planned_values(plan, part, feeds, device, threads)
-        theirs = capture.stock_values(model, list(of_stock.values()), feeds, device)
+        ours = _planned_values(plan, part, feeds, device, threads)
+        theirs = _stock_values(model, list(of_stock.values()), feeds, device)
         for name in part:
             mine, stock = ours[name], theirs[of_stock[name]]
             if mine.shape != stock.shape or mine.dtype != stock.dtype or allowed(mine, stock):
@@ -133,3 +145,106 @@ def _first(
                 str(node.name), operator_name(node), name, step, len(plan.graph.nodes), gap.max_abs_diff, words
             )  # fmt: skip
     return None
+
+
+AT_ONCE = 256 * MiB
+"""Bytes of values that are kept beside one run. Where there are more, the model runs again for the next ones."""
+
+
+def _parts(plan: Plan, names: Collection[str]) -> Iterator[list[str]]:
+    """Planned values among ``names`` in the order they are written, as many at a time as `AT_ONCE` takes."""
+    graph, part, size = plan.graph, list[str](), 0
+    for value in (value for writes in graph.writes for value in writes):
+        if value not in plan.offsets or graph.values[value] not in names:
+            continue
+        if part and size + graph.sizes[value] > AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(graph.values[value])
+        size += graph.sizes[value]
+    if part:
+        yield part
+
+
+def _planned_values(
+    plan: Plan, names: Sequence[str], feeds: feeding.Feeds, device: Device, threads: int
+) -> dict[str, np.ndarray]:
+    """Run a plan, and copy values right after they were written: others may be written over them in the arena.
+
+    The copies are made by a node behind each of these, and lie behind the arena. Inputs that persist in a training
+    session are ordinary inputs here, with their defaults.
+
+    Args:
+        plan: Not verified: whoever looks for a fault may have one.
+        names: Planned values.
+        feeds: The inputs, as of `memonger.Session`.
+        device: Where to run.
+        threads: Threads within a node; 0 is the plan's own.
+
+    Raises:
+        SessionError: as `memonger.Session.run`.
+    """
+    program, model = program_of(plan), plan.model.clone()
+    copies = _copies(model, names)
+    store = Store((tensor for tensor in program.planned if tensor.name in copies), device)
+    end = -(-plan.arena_bytes // plan.alignment) * plan.alignment
+    arena = backend(device).arena(end + store.nbytes)
+    kept = tuple(
+        ArenaTensor(copies[name], tensor.dtype, tensor.shape, end + tensor.offset)
+        for name, tensor in store.tensors.items()
+    )
+    program = replace(program, outputs=tuple(copies.values()), planned=(*program.planned, *kept))
+    expose(model, program.planned)
+    group = SessionGroup(model, (0,), (program,))
+    cuda = plan.stamp.cuda if plan.stamp is not None else None
+    engine = Engine(group, device, threads or plan.threads, False, cuda)
+    loaded = LoadedPlan(program, (whole(program),), (engine,))
+    executable = Executable(loaded, arena, inputs_at=input_memory([program], device))
+    executable.run(executable.checked(feeds))
+    found = executable.results({}, copy=True)
+    return {name: found[copy] for name, copy in copies.items()}
+
+
+def _copies(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
+    """Put a copying node behind each value, in place; the name of each copy."""
+    graph, wanted, copies = model.graph, set(names), dict[str, str]()
+    taken = {str(value.name) for node in graph for value in node.outputs} | {str(v.name) for v in graph.inputs}
+    taken |= set(graph.initializers) | {str(node.name) for node in graph}
+    model.opset_imports.setdefault("", 20)
+    for node in list(graph):
+        for value in node.outputs:
+            if value.name not in wanted:
+                continue
+            name = fresh(f"{value.name}.seen", taken)
+            copying = ir.Node("", "Identity", [value], name=name)
+            copying.outputs[0].name, copying.outputs[0].type, copying.outputs[0].shape = name, value.type, value.shape
+            graph.insert_after(node, copying)
+            copies[str(value.name)] = name
+    return copies
+
+
+def _stock_values(model: ir.Model, names: Sequence[str], feeds: feeding.Feeds, device: Device) -> dict[str, np.ndarray]:
+    """Run a model on stock onnxruntime with nothing optimized, these values among its outputs.
+
+    Raises:
+        SessionError: onnxruntime refuses the model, or the run fails.
+    """
+    copy = model.clone()
+    copy.metadata_props.clear()
+    wanted = set(names)
+    found = [value for node in copy.graph for value in node.outputs if value.name in wanted]
+    copy.graph.outputs[:] = found
+    session = ort.make_session(copy, device, ort.SessionSettings(lending=LEND_ALL, entries=ort.RUN_ONCE))
+    fetched = [str(value.name) for value in found]
+    return dict(zip(fetched, session.run(fetched, dict(feeds)), strict=True))
+
+
+def _values_of(model: ir.Model) -> set[str]:
+    """Names of the values that nodes of a model write, ordinary tensors of whole bytes."""
+    return {
+        str(value.name)
+        for node in model.graph
+        for value in node.outputs
+        if value.name
+        and (value.type is None or (dense(value) and value.dtype is not None and value.dtype.bitwidth >= 8))
+    }

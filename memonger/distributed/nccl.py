@@ -19,9 +19,9 @@ class NcclEngine(TorchEngine):
     """torch.distributed: NCCL for what lies on a GPU, gloo for what lies on the host (losses, texts, states).
 
     A collective runs in a stream of NCCL's own, behind what PyTorch's default stream has been given, and that stream
-    goes on behind a collective that was waited for. It is CUDA's legacy stream, in which onnxruntime runs segments, as
-    their workspace comes from outside (`memonger.runtime.cuda.pool`). The host waits as well: a run ends when its work
-    is done, and so does `Handle.wait`. Between the two a collective and segments run side by side.
+    goes on behind a collective that was waited for. It is CUDA's legacy stream, in which onnxruntime runs partitions,
+    as their workspace comes from outside (`memonger.runtime.cuda.pool`). The host waits as well: a run ends when its
+    work is done, and so does `Handle.wait`. Between the two a collective and partitions run side by side.
 
     Args:
         group: See `TorchEngine`. To one without gloo a group of gloo is made.

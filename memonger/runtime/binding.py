@@ -53,12 +53,15 @@ class _FastPath(NamedTuple):
     """What is prepared for the fast path.
 
     Attributes:
-        inputs: Of each name, shape, type of arrays, ONNX type, and the array that it is copied to; None where runs read
-            it where the caller has it.
+        inputs: Of each name, shape, type of arrays, and whether it is read where the caller has it.
+        large: Names of these.
+        copied: The others' names, and the array that each is copied to.
         outputs: Of each its name, and an array over where it lies.
     """
 
-    inputs: Sequence[tuple[str, tuple[int, ...], np.dtype[Any], ir.DataType, np.ndarray | None]]
+    inputs: Sequence[tuple[str, tuple[int, ...], np.dtype[Any], bool]]
+    large: Sequence[str]
+    copied: Sequence[tuple[str, np.ndarray]]
     outputs: Sequence[tuple[str, np.ndarray]]
 
 
@@ -210,16 +213,18 @@ class Binding:
         if self._fed != set(inputs):
             self._begin_feeding(set(inputs))
         self._feed(inputs, lost)
-        for name in sorted(live_ins.keys() & self._takes):
+        for name in sorted(live_ins):
             self.binding.bind_ortvalue_input(name, ort.wrap(live_ins[name]))
-        hosted = [tensor for tensor in self._borrowed if tensor.name in self.engine.hosted]
-        ort.bind_inputs(self.binding, hosted, self.arena.address, self.device)  # which copies them to the host
+        if self._borrowed and self.engine.hosted:  # binding them copies them to the host
+            hosted = [tensor for tensor in self._borrowed if tensor.name in self.engine.hosted]
+            ort.bind_inputs(self.binding, hosted, self.arena.address, self.device)
         self.forget_results()  # the last run's belong to the caller
         if targets or self._redirected:
             self._redirect(targets)
         self.engine.run(self.binding, self._number)
-        for name in sorted(targets.keys() - self._redirected):  # what the run couldn't write to the caller's memory
-            copy_out(self.arena, self.planned[name], targets[name])
+        if len(targets) > len(self._redirected):  # the rest couldn't be written to the caller's memory
+            for name in sorted(targets.keys() - self._redirected):
+                copy_out(self.arena, self.planned[name], targets[name])
 
     def run_fast(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
         """The fast path: on the host, of an array of the planned type and shape for each input, with no targets.
@@ -230,36 +235,35 @@ class Binding:
             this run is to be compared with the plan.
         """
         fast, engine = self._fast, self.engine
-        if fast is None or engine.unchecked or self._redirected or type(inputs) is not dict:
+        if fast is None or engine.unchecked or self._redirected:
             return None
-        if len(inputs) != len(fast.inputs):
+        wanted, large, copied, outputs = fast
+        if type(inputs) is not dict or len(inputs) != len(wanted):
             return None
-        for name, shape, dtype, _, place in fast.inputs:
+        for name, shape, dtype, is_large in wanted:
             feed = inputs.get(name)
             if type(feed) is not np.ndarray or feed.shape != shape or feed.dtype != dtype:
                 return None
-            if place is None and not feed.flags.c_contiguous:
+            if is_large and not feed.flags.c_contiguous:
                 return None
         engine.check_usable()
         if not self._is_fast:
             self._begin_feeding(set(inputs))
-            places = ((name, kind, shape, place) for name, shape, _, kind, place in fast.inputs if place is not None)
-            copied = ((name, kind, shape, feeding.address_of(place)) for name, kind, shape, place in places)
-            ort.bind_inputs(self.binding, copied, 0, self.device)
+            for name, place in copied:
+                self._bind_array(name, place)
             self._is_fast = True
-        large = []  # held until the run is over
-        for name, _, _, _, place in fast.inputs:
+        for name, place in copied:
+            place[...] = inputs[name]
+        held = []  # until the run is over
+        for name in large:
             feed = inputs[name]
-            if place is not None:
-                place[...] = feed
-                continue
             if feed.base is not None:  # it may lie in the arena, as results do
                 begin = feeding.address_of(feed) - self.arena.address
                 feed = feed.copy() if begin < self.arena.size and begin + feed.nbytes > 0 else feed
-            large.append(feed)
+            held.append(feed)
             self._bind_array(name, feed)
         engine.run(self.binding)
-        return {name: view.copy() if copy else view.view() for name, view in fast.outputs}
+        return {name: view.copy() if copy else view.view() for name, view in outputs}
 
     @cached_property
     def _fast(self) -> _FastPath | None:
@@ -267,17 +271,18 @@ class Binding:
         tensors = [self.planned.get(name) for name in self._returned]
         if not self.device.is_host or not all(tensor is not None and tensor.dtype.bitwidth >= 8 for tensor in tensors):
             return None
-        inputs = []
+        inputs, copied = [], []
         for value in self.inputs:
-            dtype, shape, kind = value.numpy, value.shape, value.dtype
-            if dtype is None or shape is None or kind is None or not value.required:
+            dtype, shape = value.numpy, value.shape
+            if dtype is None or shape is None or not value.required:
                 return None
             if dtype.kind not in "biuf" or dtype.isbuiltin != 1:
                 return None
-            place = np.empty(shape, dtype) if math.prod(shape) * dtype.itemsize <= SMALL else None
-            inputs.append((value.name, shape, dtype, kind, place))
+            is_large = math.prod(shape) * dtype.itemsize > SMALL
+            inputs.append((value.name, shape, dtype, is_large))
+            copied += [] if is_large else [(value.name, np.empty(shape, dtype))]
         read = [(one.name, read_output(self.arena, one, copy=False)) for one in tensors if one is not None]
-        return _FastPath(inputs, read)
+        return _FastPath(inputs, [name for name, *_, is_large in inputs if is_large], copied, read)
 
     @property
     def changes_anything(self) -> bool:
@@ -354,10 +359,11 @@ class Binding:
             if direct:
                 backend(self.device).synchronize()
         self._redirected |= set(direct)  # should anything here raise, the next run binds all of them anew
-        back = [self.planned[name] for name in sorted(self._redirected - direct.keys())]
-        ort.bind_outputs(self.binding, back, self.arena.address, self.device)
-        there = (self.planned[name]._replace(offset=feeding.address_of(target)) for name, target in direct.items())
-        ort.bind_outputs(self.binding, there, 0, self.device)
+        if self._redirected != direct.keys():
+            back = [self.planned[name] for name in sorted(self._redirected - direct.keys())]
+            ort.bind_outputs(self.binding, back, self.arena.address, self.device)
+        tensors = ((self.planned[name], feeding.address_of(target)) for name, target in direct.items())
+        ort.bind_outputs(self.binding, ((t.name, t.dtype, t.shape, where) for t, where in tensors), 0, self.device)
         self._redirected = set(direct)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
-from memonger.runtime import ort, profile, thread_records
+from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.profile import workspace_of
@@ -102,7 +102,14 @@ class Engine:
         if not device.is_host:
             inputs = zip(self.session.get_inputs(), self.session.get_input_memory_infos(), strict=True)
             self.hosted = frozenset(value.name for value, where in inputs if not device.owns(where.name))
-            self._check_locations()
+            planned = {tensor.name for program in self.programs for tensor in program.planned}
+            outputs = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
+            for value, where in outputs:  # a copy to the arena at the run's end would write over others
+                if value.name in planned and not device.owns(where.name):
+                    raise SessionError(
+                        f"'{value.name}' is computed on the host, and the plan has it in the arena of {device}. Plan "
+                        f"the model for this device ({option('device', str(device))})."
+                    )
         if self.captures and self.hosted:
             self.why_not = f"input '{min(self.hosted)}' lies in the host's memory"
             self._make(group, captures=False)
@@ -141,17 +148,6 @@ class Engine:
             if unplanned is not None:
                 return f"output '{unplanned}' has no planned address"
         return ""
-
-    def _check_locations(self) -> None:
-        """Every planned value is written where the arena lies: a copy at the run's end would overwrite others."""
-        planned = {tensor.name for program in self.programs for tensor in program.planned}
-        outputs = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
-        for value, where in outputs:
-            if value.name in planned and not self.device.owns(where.name):
-                raise SessionError(
-                    f"'{value.name}' is computed on the host, and the plan has it in the arena of {self.device}. Plan "
-                    f"the model for this device ({option('device', str(self.device))})."
-                )
 
     @property
     def workspace_bytes(self) -> int:
@@ -230,7 +226,7 @@ class Engine:
             if self.pool is not None and all(program.is_accounted for program in self.programs):
                 self.pool.cap()
         if self._notes:
-            thread_records.count(self._notes)
+            ort.count_notes(self._notes)
 
     def _beyond_limit(self, message: str, node: str) -> str | None:
         """What to say of a run that needed more than the limit; None of any other."""

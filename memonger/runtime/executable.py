@@ -1,7 +1,7 @@
 """Executables: a plan's partitions in onnxruntime sessions, bound to one arena."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -109,6 +109,7 @@ class Executable:
         self._persistent, self._inputs_at = persistent, inputs_at
         own = {*persistent.fixed, *persistent.scalars, *(() if kept is None else kept.state)}
         self.inputs = tuple(value for value in self.program.inputs if value.name not in own)
+        self._names = tuple(value.name for value in self.inputs)
         self._partitions = [step for step in loaded.steps if isinstance(step, Partition)]
         self._steps = [self._copying(step) if isinstance(step, PartCopy) else step for step in loaded.steps]
         self._planned = {tensor.name: tensor for tensor in self.program.planned}
@@ -116,13 +117,10 @@ class Executable:
         persists = {*self._replaced, *persistent.written, *(() if kept is None else kept.state.values())}
         self._returned = [name for name in self.program.outputs if name not in persists]
         given = {value.name for value in self.program.inputs}
-        self._live_ins, self._live_outs = (
-            [{name: own for name, own in of_one.items() if own not in without} for of_one in of_each]
-            for of_each, without in (
-                ([one.live_ins for one in self._partitions], given),
-                ([one.live_outs for one in self._partitions], persists),
-            )
-        )
+        self._live_ins = [{n: own for n, own in one.live_ins.items() if own not in given} for one in self._partitions]
+        self._live_outs = [
+            {n: own for n, own in one.live_outs.items() if own not in persists} for one in self._partitions
+        ]
         self._late = {old: self._planned[new] for old, new in persistent.updates.items() if new in self._planned}
         self._held = dict[str, Any]()  # by the model's names what onnxruntime holds of the last run
         self._done, self._runs = 0, False  # of the last run: how many partitions are over, and whether one isn't
@@ -134,6 +132,8 @@ class Executable:
             self._most *= 1 if kept is not None and kept.grows else self._ranged.kept
         for turn in range(turns) if self._ranged is None else ():
             self._last = ((), turn), self._bind(((), turn), self.program)
+        is_one = kept is None and self._ranged is None and len(loaded.steps) == 1
+        self._only = self._last[1][0] if is_one else None  # the only binding: the fast path asks for no other
 
     def _bind(self, key: Key, program: Program) -> tuple[Binding, ...]:
         """The partitions bound, in place of what ran least recently once there is enough."""
@@ -158,16 +158,18 @@ class Executable:
         if self._ranged is None:
             return self._bindings[(), turn]
         sizes = _NONE if self._kept is None else self._kept.sizes
-        key = (tuple(sizes.values()), *(feeding.shape_of(inputs.get(one.name)) for one in self.inputs)), turn
+        own = tuple(sizes.values()) if sizes else ()
+        key = (own, *[feeding.shape_of(inputs.get(name)) for name in self._names]), turn
         bindings = self._bindings.get(key)
         if bindings is None:
             bindings = self._bind(key, self._ranged.at(self._ranged.key(inputs, sizes)))
         else:
             self._bindings.move_to_end(key)
         last, those = self._last
-        for binding in those if last[0] != key[0] and those is not bindings else ():
-            binding.let_go()
-        self._last = key, bindings
+        if those is not bindings:
+            for binding in those if last[0] != key[0] else ():
+                binding.let_go()
+            self._last = key, bindings
         return bindings
 
     def _copying(self, step: PartCopy) -> Callable[[feeding.Feeds], None]:
@@ -178,7 +180,14 @@ class Executable:
 
         part, name, index = array(step.part), step.whole, step.index
         if isinstance(name, str):
-            return lambda inputs: np.copyto(part, _on_host(inputs[name])[index])
+            shape = next(value.shape for value in self.program.inputs if value.name == name) or ()
+
+            def cut_out(inputs: feeding.Feeds) -> None:
+                feed = inputs[name]
+                is_array = isinstance(feed, np.ndarray)
+                np.copyto(part, (feed if is_array else feeding.as_bytes(feed).view(part.dtype).reshape(shape))[index])
+
+            return cut_out
         window = array(name)[index]
         target, source = (part, window) if step.is_cut else (window, part)
         return lambda inputs: np.copyto(target, source)
@@ -231,14 +240,14 @@ class Executable:
 
     def _run(
         self,
-        bindings: Sequence[Binding],
+        bindings: tuple[Binding, ...],
         inputs: feeding.Feeds,
         targets: Mapping[str, Any],
         goes_on: Callable[[], bool] | None,
         exchange: Exchange | None,
     ) -> None:
         self._held.clear()
-        self._done, self._runs, self._last = 0, False, (self._last[0], tuple(bindings))
+        self._done, self._runs, self._last = 0, False, (self._last[0], bindings)
         lost = overwritten(self.arena, inputs, targets)
         if lost and self.arena.device.is_host:
             inputs = {name: feeding.copy_of(feed) if name in lost else feed for name, feed in inputs.items()}
@@ -253,8 +262,10 @@ class Executable:
             if len(bindings) > 1:
                 names = step.live_ins
                 feeds = {one.name: inputs[names[one.name]] for one in binding.inputs if names[one.name] in inputs}
+            live_ins = _NONE
+            if self._live_ins[self._done]:
+                live_ins = {name: self._held[own] for name, own in self._live_ins[self._done].items()}
             self._runs = True
-            live_ins = {name: self._held[own] for name, own in self._live_ins[self._done].items()}
             binding.run(feeds, lost, direct, live_ins)
             self._runs = False
             if live_outs:
@@ -268,7 +279,7 @@ class Executable:
             exchange.before(self._done)
         for old, tensor in self._late.items():
             self._persistent.fixed[old].copy_in(old, self.arena.address + tensor.offset)
-        for name in targets.keys() - direct.keys():
+        for name in targets if direct is not targets else ():
             copy_out(self.arena, self._planned[name], targets[name])
 
     def run_fast(self, inputs: feeding.Feeds, copy: bool) -> dict[str, Any] | None:
@@ -277,28 +288,25 @@ class Executable:
         Returns: None, and nothing has run, where a run isn't of the kind that `memonger.runtime.binding.Binding` has
             prepared; `checked` and `run` take all others, and say what is wrong.
         """
+        if self._only is not None:
+            return self._only.run_fast(inputs, copy)
         kept = self._kept
-        if kept is not None:
-            if not kept.state.keys().isdisjoint(inputs):
-                return None
-            return kept.step(lambda turn: self._run_fast(inputs, copy, turn))
-        return self._run_fast(inputs, copy, 0)
+        if kept is None:
+            return self._run_fast(inputs, copy, 0)
+        if not kept.state.keys().isdisjoint(inputs):
+            return None
+        return kept.step(lambda turn: self._run_fast(inputs, copy, turn))
 
     def _run_fast(self, inputs: feeding.Feeds, copy: bool, turn: int) -> dict[str, Any] | None:
-        if self._ranged is not None:
-            if type(inputs) is not dict or any(type(feed) is not np.ndarray for feed in inputs.values()):
-                return None
-            try:
-                bindings = self._at(inputs, turn)
-            except SessionError:
-                return None
-        else:
-            bindings = self._bindings[(), turn]
-        if len(bindings) > 1:
+        if type(inputs) is not dict or len(self._partitions) > 1:
+            return None
+        try:
+            (binding,) = self._at(inputs, turn)
+        except SessionError:
             return None
         if self._kept is not None:
-            self._kept.begin(bindings[0].program)
-        return bindings[0].run_fast(inputs, copy)
+            self._kept.begin(binding.program)
+        return binding.run_fast(inputs, copy)
 
     @property
     def changes_anything(self) -> bool:
@@ -317,9 +325,10 @@ class Executable:
     def results(self, targets: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         """The outputs of the last run by name, as `memonger.Session.run` returns them: those that don't persist."""
         as_arrays = copy or self.arena.device.is_host
-        return {
-            name: targets[name] if name in targets else self._output(name, copy, as_arrays) for name in self._returned
-        }
+        found = dict[str, Any]()
+        for name in self._returned:
+            found[name] = targets[name] if name in targets else self._output(name, copy, as_arrays)
+        return found
 
     def _output(self, name: str, copy: bool, as_array: bool) -> Any:
         bindings = self._last[1]
@@ -413,13 +422,3 @@ def overwritten(arena: Arena, inputs: feeding.Feeds, targets: Mapping[str, Any])
 
 def _overlap(one: feeding.Span, other: feeding.Span) -> bool:
     return one is not None and other is not None and max(one[0], other[0]) < min(one[1], other[1])
-
-
-def _on_host(feed: feeding.Feed) -> np.ndarray:
-    """An array over a tensor of the host."""
-    if isinstance(feed, np.ndarray):
-        return feed
-    dtype, shape = feeding.described(feed)
-    assert dtype is not None
-    assert shape is not None
-    return feeding.as_bytes(feed).view(dtype.numpy()).reshape(shape)

@@ -1,7 +1,7 @@
 """A plan's schedule cut into partitions: step spans, each of which one onnxruntime session runs.
 
 Most plans are one partition. Two kinds aren't. A training step ends its first partition before anything that persists
-is written over (`memonger.runtime.step_partitions`). And a planned model with chunks has a copy of each node for every
+is written over (`memonger.runtime.training_plans`). And a planned model with chunks has a copy of each node for every
 chunk, with addresses of its own: in one session each copy of a product would prepack its weights again. Where that is
 little (`memonger.graph.session_memory.shares_sessions`), all runs in one session nevertheless: each has threads of its
 own, which have to wake up for each run. Where it isn't, the nodes of each chunk are a partition, and partitions of one

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -85,7 +85,20 @@ def read_runs(path: Path) -> tuple[tuple[NodeRun, ...], ...]:
                 if event["name"] == "model_run":
                     begins.append(event["ts"])
                 elif event.get("cat") == "Node" and event["name"].endswith(SUFFIX):
-                    nodes.append(_node_run(event))
+                    said = event["args"]
+                    tensors = (pair for tensor in said.get("output_type_shape", ()) for pair in tensor.items())
+                    nodes.append(
+                        NodeRun(
+                            name=event["name"][: -len(SUFFIX)],
+                            op=said.get("op_name", ""),
+                            seconds=event["dur"] / 1e6,
+                            outputs=tuple((kind, tuple(map(int, dims))) for kind, dims in tensors),
+                            provider=said.get("provider", ""),
+                            begin=event["ts"],
+                            in_use=int(said.get("mem_bytes_in_use", 0)),
+                            grown=int(said.get("mem_in_use_delta", 0)),
+                        )
+                    )
         if not begins:
             raise ValueError("no run")
     except (OSError, ValueError, KeyError) as error:
@@ -96,25 +109,6 @@ def read_runs(path: Path) -> tuple[tuple[NodeRun, ...], ...]:
     nodes.sort(key=lambda node: node.begin)  # stable: equal stamps stay in the order they were written
     bounds = [0, *(bisect_left(nodes, begin, key=lambda node: node.begin) for begin in begins[1:]), len(nodes)]
     return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
-
-
-def _node_run(event: dict[str, Any]) -> NodeRun:
-    arguments = event["args"]
-    outputs = tuple(
-        (kind, tuple(int(dim) for dim in dims))
-        for tensor in arguments.get("output_type_shape", ())
-        for kind, dims in tensor.items()
-    )
-    return NodeRun(
-        name=event["name"][: -len(SUFFIX)],
-        op=arguments.get("op_name", ""),
-        seconds=event["dur"] / 1e6,
-        outputs=outputs,
-        provider=arguments.get("provider", ""),
-        begin=event["ts"],
-        in_use=int(arguments.get("mem_bytes_in_use", 0)),
-        grown=int(arguments.get("mem_in_use_delta", 0)),
-    )
 
 
 def read_workspace(path: Path) -> dict[str, int]:

@@ -72,7 +72,7 @@ class Trainer:
         self._parts: tuple[list[float], list[float]] = [], []  # of the step's loss: see `_part`
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
-        self._exchange: Exchange | None = None  # what ranks do between the segments of a step
+        self._exchange: Exchange | None = None  # what ranks do between the partitions of a step
         detached = read_plans(plan, accumulation, device, self._share, check_order)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
@@ -399,7 +399,7 @@ class Trainer:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """What runs a step's segments, in order."""
+        """What runs a step's partitions, in order."""
         return self._bound[0].engines
 
     def _set(self, role: str, content: float | None) -> None:

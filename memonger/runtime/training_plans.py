@@ -35,11 +35,72 @@ from memonger.runtime.detached import Detached, detach
 from memonger.runtime.partition import Bucket, CutPlan, PersistentPart, partitions
 from memonger.runtime.program import Program, SessionGroup, program_of, without_defaults
 from memonger.runtime.session import check_room, check_stamp, device_of, verified
-from memonger.runtime.shares import Shares
 from memonger.runtime.store import Store
 from memonger.runtime.weights import message
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What can be dealt out where several ranks share the optimizer's state (ZeRO, stage 1: Rajbhandari et al. 2020).
+
+    The gradients of a bucket are dealt out in the order in which they lie, so that each rank's lie side by side, as
+    near to equal bytes as whole tensors allow. A parameter and its optimizer state belong to the rank that has its
+    gradient. ZeRO itself cuts tensors; here an update runs as it was planned, on whole ones.
+
+    Attributes:
+        buckets: Of each bucket its gradients in order: what they are for, parameters and their state, and their bytes.
+    """
+
+    buckets: tuple[tuple[tuple[tuple[str, ...], int], ...], ...]
+
+    @staticmethod
+    def of(plan: Plan, roles: Training) -> "Shares":
+        """The shares of a plan; there are none in one without collectives."""
+        graph, of_gradient = plan.graph, dict[str, list[str]]()
+        for parameter, gradient in roles.whole_gradients.items():
+            of_gradient.setdefault(gradient, []).append(parameter)
+        found = []
+        for each in (one for one in collectives_of(graph) if not one.is_mean):
+            names = [(graph.values[graph.firsts[value]], graph.sizes[value]) for value in each.members]
+            own = [
+                (n if n in of_gradient else n.rpartition(".sent")[0], size) for n, size in names
+            ]  # or copies of them
+            found.append(tuple((_with_state(of_gradient[name], roles), size) for name, size in own))
+        return Shares(tuple(found))
+
+    def owners(self, size: int) -> dict[str, int]:
+        """The rank that keeps each tensor, of so many ranks."""
+        found = {}
+        for members in self.buckets:
+            for (names, _), owner in zip(members, _dealt([nbytes for _, nbytes in members], size), strict=True):
+                found.update(dict.fromkeys(names, owner))
+        return found
+
+    def of_members(self, bucket: Bucket, size: int) -> list[int]:
+        """The rank that gets each gradient of a bucket."""
+        return _dealt([tensor.nbytes for tensor in bucket.members], size)
+
+    def of_others(self, rank: int, size: int) -> frozenset[str]:
+        """What another rank keeps."""
+        return frozenset(name for name, owner in self.owners(size).items() if owner != rank)
+
+
+def _dealt(sizes: list[int], ranks: int) -> list[int]:
+    """The rank of each of some sizes: that whose equal part of the whole has its middle."""
+    total, begin, found = max(1, sum(sizes)), 0, []
+    for size in sizes:
+        found.append(min(ranks - 1, (2 * begin + size) * ranks // (2 * total)))
+        begin += size
+    return found
+
+
+def _with_state(parameters: list[str], roles: Training) -> tuple[str, ...]:
+    """Parameters, and the optimizer's tensors for them."""
+    longest = sorted(roles.parameters, key=len, reverse=True)
+    owner = {name: next((p for p in longest if name.startswith(f"{p}.")), None) for name in roles.state}
+    return (*parameters, *(name for name, parameter in owner.items() if parameter in parameters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +157,12 @@ def read_plans(
     """
     plans = [verified(one) for one in (plan, accumulation) if one is not None]
     process_memory.settle()  # what reading left would grow with what follows, and stay in part
-    roles = [_roles(one) for one in plans]
+    roles = [one.training for one in plans if one.training is not None and one.training.loss is not None]
+    if len(roles) < len(plans):
+        raise SessionError(
+            "the plan is not of a training model with a loss: differentiate the model first "
+            "(memonger.differentiate(model, loss=..., optimizer=...))."
+        )
     first, where = plans[0], device_of(plans[0], device)
     for one in plans:
         check_stamp(one, where)
@@ -262,16 +328,6 @@ def _steps(program: Program) -> dict[str, int]:
     return {name: step for step, name in enumerate(program.order)}
 
 
-def _roles(plan: Plan) -> Training:
-    roles = plan.training
-    if roles is None or roles.loss is None:
-        raise SessionError(
-            "the plan is not of a training model with a loss: differentiate the model first "
-            "(memonger.differentiate(model, loss=..., optimizer=...))."
-        )
-    return roles
-
-
 def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, ArenaTensor]:
     """Every persistent input of the plans, by name."""
     persistent: dict[str, ir.Value] = {}
@@ -289,14 +345,13 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
         raise SessionError("the plans are of different models: only one has a loss that labels say the mean of.")
     if len(plans) > 1 and not roles[0].accumulated:
         raise SessionError("an accumulation plan goes with one of a model differentiated with accumulate='apply'.")
-    return {name: _tensor(name, value) for name, value in persistent.items()}
-
-
-def _tensor(name: str, value: ir.Value) -> ArenaTensor:
-    shape = static_shape(value)
-    if shape is None or value.dtype is None or not dense(value):
-        raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-    return ArenaTensor(name, value.dtype, shape)
+    tensors = {}
+    for name, value in persistent.items():
+        shape = static_shape(value)
+        if shape is None or value.dtype is None or not dense(value):
+            raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
+        tensors[name] = ArenaTensor(name, value.dtype, shape)
+    return tensors
 
 
 def _stores(

@@ -124,7 +124,10 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
     Raises:
         SessionError: it can't be written.
     """
-    large, folder = _large(model), _folder(model)
+    large = _large(model)
+    # External data is read from one folder: that of a temporary file only where there is no other.
+    folders = dict.fromkeys((FILES in tensor.meta, str(tensor.base_dir)) for tensor in external_tensors(model))
+    folder = str(Path(min(folders)[1]).resolve()) if folders else None
     values = model.graph.initializers.values()
     constants = [v for v in values if v.uses() or v.is_graph_input() or v.is_graph_output()]  # or nobody asks for it
     inside = {
@@ -167,12 +170,6 @@ def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:
         return message.SerializeToString()
     except RuntimeError as error:  # onnx-ir's
         raise SessionError(f"the model can't be handed to onnxruntime: {root_cause(error)}") from error
-
-
-def _folder(model: ir.Model) -> str | None:
-    """The folder that a session reads external data from: that of a temporary file only where there is no other."""
-    found = dict.fromkeys((FILES in tensor.meta, str(tensor.base_dir)) for tensor in external_tensors(model))
-    return str(Path(min(found)[1]).resolve()) if found else None
 
 
 def _joined(weights: Mapping[ir.Value, ir.TensorProtocol]) -> Iterator[bytes]:

@@ -201,6 +201,15 @@ def test_few_shapes_stay_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [shapes[-1] for shapes, _ in executable._bindings] == [(8, 8), (9, 8), (1, 8)]
 
 
+def test_the_sizes_of_a_new_shape_are_read_once(plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, read, key = memonger.Session(plan), list[object](), ranged.RangedProgram.key
+    session.run(_x(2))  # whose order is compared with the plan
+    monkeypatch.setattr(ranged.RangedProgram, "key", lambda *given: read.append(given) or key(*given))
+    for n, times in ((6, 1), (6, 1), (10, 2), (2, 2)):
+        session.run(_x(n))
+        assert len(read) == times
+
+
 def test_a_fleet_runs_it_at_every_size(plan: memonger.Plan) -> None:
     single = memonger.search_plan(_chain(), mode="inference", batch=3, device="none")
     session = memonger.Session(plan)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.devices import Stamp
 from memonger.graph.graph import from_model
-from memonger.runtime import profile, thread_records
+from memonger.runtime import ort, profile
 from tests.support import networks
 
 WIDTH = 64
@@ -90,10 +90,10 @@ def test_inputs_may_be_strided_or_ortvalues(plan: memonger.Plan, expected: dict[
 def test_what_a_profiled_pool_notes_of_later_runs_is_emptied(
     plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch, threads: int, check: bool, times: int
 ) -> None:
-    emptied, real = list[int](), thread_records.empty
-    monkeypatch.setattr(thread_records, "MOST", 4 * len(plan.graph.nodes))
-    monkeypatch.setattr(thread_records, "empty", lambda: emptied.append(0) or real())
-    monkeypatch.setattr(thread_records, "_NOTES", thread_records._ThreadNotes())
+    emptied, real = list[int](), ort.empty_notes
+    monkeypatch.setattr(ort, "MOST_NOTES", 4 * len(plan.graph.nodes))
+    monkeypatch.setattr(ort, "empty_notes", lambda: emptied.append(0) or real())
+    monkeypatch.setattr(ort, "_NOTES", ort.ThreadNotes())
     session = memonger.Session(plan, intra_op_threads=threads, check_order=check)
     for _ in range(16):
         session.run({"x": _x(0)})
