@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.allocation.onnxruntime_arena import UNIT
 from memonger.autodiff.differentiate import differentiate
 from memonger.autodiff.mixed_precision import to_mixed_precision
@@ -356,9 +358,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         lowered = _lower(model, device, options, open_in_file, times or options.chosen_strategy != "none")
     tell("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
-    keep = partial(keep_state, asked=options.state or {}, ranges=ranges)
-    made = run_passes(Model(lowered.model, own.name, passes=lowered.passes), "lower", keep)
-    lowered = dataclasses.replace(lowered, passes=made.passes)
+    _keep_state(lowered.model, options.state or {}, ranges, own.name)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)
@@ -380,15 +380,14 @@ def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]
     return dataclasses.replace(own, path=path), unbound
 
 
-def keep_state(model: Model, asked: Mapping[str, str], ranges: Mapping[str, DimRange]) -> bool:
-    """A pass: a lowered model says what it keeps, and what computes that comes late; it is checked."""
+def _keep_state(model: ir.Model, asked: Mapping[str, str], ranges: Mapping[str, DimRange], name: str) -> None:
+    """Write a state into a lowered model, or check the one that it has, and order its nodes for it."""
     if asked:
-        with_state(model.ir, asked, model.name)
-    state = state_of(model.ir, model.name)
-    check_state(model.ir, state, ranges, model.name)
+        with_state(model, asked, name)
+    state = state_of(model, name)
+    check_state(model, state, ranges, name)
     if state:
-        schedule.state_last(model.ir, state)
-    return bool(state)
+        schedule.state_last(model, state)
 
 
 def _asked(
