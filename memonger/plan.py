@@ -705,7 +705,7 @@ def state_sizes(model: ir.Model, graph: Graph) -> dict[str, int]:
 
 def _written_in_place(graph: Graph) -> set[str]:
     """Names of persistent inputs that a run writes over, or behind."""
-    return {graph.values[old] for pairs in (*graph.updates, *graph.growths) for old, _ in pairs}
+    return {graph.values[old] for pairs in (*graph.updates, *graph.appends) for old, _ in pairs}
 
 
 def graph_of(

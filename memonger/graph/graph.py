@@ -1,9 +1,9 @@
 """The planner's frozen, integer view of a model. Searches and allocators see this and no ONNX object."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 
@@ -17,7 +17,39 @@ from memonger.shapes.folding import run_time_sized
 
 Pair = tuple[int, int]
 
-Window = tuple[int, int, int]
+Part = tuple[int, int, int]
+
+Kind = Literal["view", "inplace", "runtime", "update", "append", "subview", "optional"]
+
+
+class Alias(NamedTuple):
+    """Two values that a node lets share bytes.
+
+    Attributes:
+        kind: How; what each means is said where the values lie:
+
+            - ``view``: the same bytes where they have one address. Nothing is computed.
+            - ``inplace``: the target may overwrite the source, which dies there.
+            - ``runtime``: the target isn't planned, and the runtime may make it the source's bytes: the source stays
+              alive as long as the target.
+            - ``update``: the target is the new content of a persistent input of the model, or of a part of one, and is
+              written over it: after that nothing may read the old one. Such targets aren't planned.
+            - ``append``: the target is a persistent input with more behind it, and lies where that does: the old
+              content stays. Neither is planned.
+            - ``subview``: the source lies inside the target, from a byte of it on: what the node reads inside what it
+              writes, or the other way round. A part or a view of a persistent input always lies inside it, and neither
+              is planned. So do parts that chunks mark, wherever they can.
+            - ``optional``: a subview that is a choice of who lays out.
+        source: The value that the node reads, or the part.
+        target: The value that it writes, or the whole.
+        byte: Of a subview the part's first byte in the whole.
+    """
+
+    kind: Kind
+    source: int
+    target: int
+    byte: int = 0
+
 
 ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator gives
 
@@ -43,24 +75,11 @@ class Graph:
             also what it has to come after (see `from_model`).
         writes: Values each node writes.
         outputs: Values that have to be there when the run ends.
-        views: (input, output) pairs of each node that are the same bytes when they have one address.
-        inplace: (input, output) pairs of each node where the output may overwrite an input that dies.
-        ties: (input, output) pairs of each node where the output isn't planned and the runtime may make it the
-            input's bytes: the input stays alive as long as the output.
-        updates: (input, output) pairs of each node where the output is the new content of a persistent input of the
-            model, or of a part of one, and is written over it: after that nothing may read the old one. Such outputs
-            aren't planned.
+        aliases: Which values of each node may share bytes. Empty: none.
         forward: Whether the node computes the model's own outputs or the loss; the others are the backward pass and
             updates.
         costs: Cost of one run of each node: seconds where measured, else an estimate in bytes (`costs`).
         workspace: Bytes of workspace each node's kernel takes beside the arena; 0 where not measured.
-        windows: (part, whole, byte offset) of each node where one may lie inside the other: what it reads, inside what
-            it writes, or the other way round; a part or a view of a persistent input always lies inside it, and neither
-            is planned. Empty: none.
-        growths: (input, output) pairs of each node where the output is a persistent input with more behind it, and
-            lies where that does: the old content stays. Neither is planned. Empty: none.
-        offered: Whether a node's windows are a choice of who lays out. Those of a model in chunks, which it marks, are
-            taken wherever they can be. Empty: no node's are.
         again: Of each node that computes something again the name of the node that it is a copy of; empty of all
             others. Empty: of all.
     """
@@ -73,16 +92,10 @@ class Graph:
     reads: tuple[tuple[int, ...], ...]
     writes: tuple[tuple[int, ...], ...]
     outputs: tuple[int, ...]
-    views: tuple[tuple[Pair, ...], ...]
-    inplace: tuple[tuple[Pair, ...], ...]
-    ties: tuple[tuple[Pair, ...], ...]
-    updates: tuple[tuple[Pair, ...], ...]
     forward: tuple[bool, ...]
     costs: tuple[float, ...]
     workspace: tuple[int, ...]
-    windows: tuple[tuple[Window, ...], ...] = ()
-    growths: tuple[tuple[Pair, ...], ...] = ()
-    offered: tuple[bool, ...] = ()
+    aliases: tuple[tuple[Alias, ...], ...] = ()
     again: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,7 +104,7 @@ class Graph:
         Raises:
             PlanError: they can't.
         """
-        for name, nothing in (("windows", ()), ("growths", ()), ("offered", False), ("again", "")):
+        for name, nothing in (("aliases", ()), ("again", "")):
             if not getattr(self, name):
                 object.__setattr__(self, name, (nothing,) * len(self.nodes))
         total = sum(self.sizes) + sum(self.workspace)
@@ -107,6 +120,55 @@ class Graph:
                 f"the costs of all nodes add up to {sum(self.costs):g}, and at most {LARGEST_COST:g} can be compared: "
                 f"'{self.nodes[bad]}' costs {self.costs[bad]:g}."
             )
+
+    def with_aliases(self, **of_kind: Sequence[Sequence[tuple[int, ...]]]) -> "Graph":
+        """The graph with others of some kinds, by kind: of each node (source, target), or (source, target, byte).
+
+        Those of kinds that aren't named stay.
+        """
+        nodes = range(len(self.nodes))
+        kept = [tuple(alias for alias in aliases if alias.kind not in of_kind) for aliases in self.aliases]
+        given = [tuple(Alias(kind, *one) for kind, each in of_kind.items() for one in each[n]) for n in nodes]  # type: ignore[arg-type]
+        return replace(self, aliases=tuple((*one, *other) for one, other in zip(kept, given, strict=True)))
+
+    def _pairs(self, kind: Kind) -> tuple[tuple[Pair, ...], ...]:
+        return tuple(tuple(alias[1:3] for alias in own if alias.kind == kind) if own else () for own in self.aliases)
+
+    @cached_property
+    def views(self) -> tuple[tuple[Pair, ...], ...]:
+        """The (source, target) pairs of each node that are the same bytes where they have one address."""
+        return self._pairs("view")
+
+    @cached_property
+    def inplace(self) -> tuple[tuple[Pair, ...], ...]:
+        """The pairs of each node where the target may overwrite the source."""
+        return self._pairs("inplace")
+
+    @cached_property
+    def runtime_aliases(self) -> tuple[tuple[Pair, ...], ...]:
+        """The pairs of each node where the runtime may make the target the source's bytes."""
+        return self._pairs("runtime")
+
+    @cached_property
+    def updates(self) -> tuple[tuple[Pair, ...], ...]:
+        """The pairs of each node where the target is written over a persistent input, as its new content."""
+        return self._pairs("update")
+
+    @cached_property
+    def appends(self) -> tuple[tuple[Pair, ...], ...]:
+        """The pairs of each node where the target is a persistent input with more behind it."""
+        return self._pairs("append")
+
+    @cached_property
+    def subviews(self) -> tuple[tuple[Part, ...], ...]:
+        """Of each node (part, whole, byte) where one may lie inside the other, optional or not."""
+        inside = ("subview", "optional")
+        return tuple(tuple(alias[1:] for alias in own if alias.kind in inside) if own else () for own in self.aliases)
+
+    @cached_property
+    def optional(self) -> tuple[bool, ...]:
+        """Whether a node's subviews are a choice of who lays out."""
+        return tuple(any(alias.kind == "optional" for alias in own) for own in self.aliases)
 
     @cached_property
     def producer(self) -> tuple[int, ...]:
@@ -151,8 +213,8 @@ class Graph:
     @cached_property
     def parts(self) -> frozenset[int]:
         """Values that chunks made a part of another planned one."""
-        marked = (w for w, offered in zip(self.windows, self.offered, strict=True) if not offered)
-        return frozenset(part for windows in marked for part, whole, _ in windows if self.planned[whole])
+        taken = (alias for own in self.aliases for alias in own if alias.kind == "subview")
+        return frozenset(alias.source for alias in taken if self.planned[alias.target])
 
     @cached_property
     def collectives(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -161,10 +223,9 @@ class Graph:
         return tuple((node, tuple(source for source, _ in self.inplace[node])) for node in nodes)
 
     @cached_property
-    def kept(self) -> tuple[Window, ...]:
+    def kept(self) -> tuple[Part, ...]:
         """Parts and views of persistent inputs, each with its input and its first byte there: no node has to run."""
-        windows = {window for windows in self.windows for window in windows if not self.planned[window[0]]}
-        return tuple(sorted(windows))
+        return tuple(sorted({part for parts in self.subviews for part in parts if not self.planned[part[0]]}))
 
     @cached_property
     def persistent(self) -> frozenset[int]:
@@ -236,7 +297,21 @@ def from_model(
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
     own, writes, late = *_reads_and_writes(nodes, number), [number[v] for v in waited_for]
     sizes = tuple(size or 0 for size in known_sizes)
-    aliases = _aliases(_PairFinder(number, sizes, planned, values, elsewhere, cuts), nodes, own, provider)
+    rules = _PairFinder(number, sizes, planned, values, elsewhere, cuts)
+    growing = _growths(model, updates or {}, elsewhere, provider)
+    aliases, views = list[tuple[Alias, ...]](), list[tuple[Pair, ...]]()
+    for node, read in zip(nodes, own, strict=True):
+        is_taken = is_marked(node) or not cuts.keys().isdisjoint(node.outputs)
+        views.append(rules.pairs(node, aliasing.view_pairs(node, provider)))
+        of_kind: tuple[tuple[Kind, Iterable[tuple[int, ...]]], ...] = (
+            ("view", views[-1]),
+            ("inplace", rules.pairs(node, aliasing.inplace_pairs(node, provider))),
+            ("runtime", rules.runtime_aliases(node, read)),
+            ("update", ((number[a], number[b]) for a, b in replaced.get(node, ()))),
+            ("append", ((number[a], number[b]) for a, b in growing.get(node, ()))),
+            ("subview" if is_taken else "optional", rules.subviews(node, aliasing.windows(node, provider))),
+        )
+        aliases.append(tuple(Alias(kind, *one) for kind, found in of_kind for one in found))
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(map(operator_name, nodes)),
@@ -246,23 +321,12 @@ def from_model(
         reads=tuple(_unique((*r, *late)) if node in replaced else r for node, r in zip(nodes, own, strict=True)),
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
-        **aliases,
-        updates=_by_node(nodes, replaced, number),
+        aliases=tuple(aliases),
         forward=_in_forward_pass(model, results),
-        costs=_costs(nodes, seconds, sizes, own, writes, aliases["views"]),
+        costs=_costs(nodes, seconds, sizes, own, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
-        growths=_by_node(nodes, _growths(model, updates or {}, elsewhere, provider), number),
         again=tuple(node.metadata_props.get(AGAIN, "") for node in nodes),
     )
-
-
-def _by_node(
-    nodes: Sequence[ir.Node],
-    pairs: Mapping[ir.Node, Sequence[tuple[ir.Value, ir.Value]]],
-    number: Mapping[ir.Value, int],
-) -> tuple[tuple[Pair, ...], ...]:
-    """The pairs of each node, by the numbers of the values."""
-    return tuple(tuple((number[a], number[b]) for a, b in pairs.get(node, ())) for node in nodes)
 
 
 def _growths(
@@ -276,19 +340,6 @@ def _growths(
         if node is not None and new in apart and not aliasing.why_not_appended(old, new, provider):
             found.setdefault(node, []).append((old, new))
     return found
-
-
-def _aliases(
-    rules: "_PairFinder", nodes: Sequence[ir.Node], reads: Sequence[tuple[int, ...]], provider: str
-) -> dict[str, tuple[Any, ...]]:
-    """Which values of each node may share bytes, by field of `Graph`."""
-    return {
-        "views": tuple(rules.pairs(node, aliasing.view_pairs(node, provider)) for node in nodes),
-        "inplace": tuple(rules.pairs(node, aliasing.inplace_pairs(node, provider)) for node in nodes),
-        "ties": tuple(rules.ties(node, read) for node, read in zip(nodes, reads, strict=True)),
-        "windows": tuple(rules.windows(node, aliasing.windows(node, provider)) for node in nodes),
-        "offered": tuple(not is_marked(node) and rules.cuts.keys().isdisjoint(node.outputs) for node in nodes),
-    }
 
 
 def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
@@ -475,21 +526,21 @@ class _PairFinder:
                 pairs.append(pair)
         return tuple(dict.fromkeys(pairs))
 
-    def windows(self, node: ir.Node, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Window, ...]:
+    def subviews(self, node: ir.Node, allowed: Iterable[tuple[ir.Value, ir.Value, int]]) -> tuple[Part, ...]:
         """Of (part, whole, byte offset) those with both planned, and parts and views of persistent inputs.
 
         A part that the model returns lies for itself.
         """
         views = [(v, *self.cuts[v]) for v in node.outputs if v in self.cuts]
-        windows = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
-        numbers = {(self.number[a], self.number[b], byte): a in self.cuts for a, b, byte in windows}
+        parts = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
+        numbers = {(self.number[a], self.number[b], byte): a in self.cuts for a, b, byte in parts}
         return tuple(n for n, is_cut in numbers.items() if is_cut or (self.planned[n[0]] and self.planned[n[1]]))
 
     def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
         widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
         return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
 
-    def ties(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
+    def runtime_aliases(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
         unplanned = [
             self.number[v]
             for v in node.outputs
@@ -506,7 +557,7 @@ def _costs(
     sizes: tuple[int, ...],
     reads: tuple[tuple[int, ...], ...],
     writes: tuple[tuple[int, ...], ...],
-    views: tuple[tuple[Pair, ...], ...],
+    views: Sequence[tuple[Pair, ...]],
 ) -> tuple[float, ...]:
     """Seconds where measured, else estimates; a node whose only output is a view moves nothing."""
     if seconds is not None:

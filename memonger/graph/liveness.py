@@ -14,7 +14,7 @@ from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import region_bytes
 from memonger.errors import PlanError
 from memonger.graph.graph import ALIGNMENT as ALIGNMENT
-from memonger.graph.graph import Graph, Pair, Window
+from memonger.graph.graph import Graph, Pair, Part
 from memonger.graph.groups import check_groups, places
 
 
@@ -43,7 +43,7 @@ class Storage:
 def last_reads(graph: Graph) -> list[int]:
     """The last step that needs each value: -1 if none, ``len(nodes)`` for outputs. Nodes run in file order.
 
-    A value that the runtime may hold as an alias of another (`Graph.ties`) keeps that one alive as well.
+    A value that the runtime may hold as an alias of another (`Graph.runtime_aliases`) keeps that one alive as well.
     """
     last = [-1] * len(graph.values)
     for step, reads in enumerate(graph.reads):
@@ -51,7 +51,7 @@ def last_reads(graph: Graph) -> list[int]:
             last[value] = step
     for value in graph.outputs:
         last[value] = len(graph.nodes)
-    for ties in reversed(graph.ties):
+    for ties in reversed(graph.runtime_aliases):
         for source, target in ties:
             last[source] = max(last[source], last[target])
     return last
@@ -66,7 +66,7 @@ def roots(graph: Graph) -> list[int]:
             root[value] = value = root[root[value]]
         return value
 
-    windows = ((part, whole) for windows in graph.windows for part, whole, _ in windows)
+    windows = ((part, whole) for windows in graph.subviews for part, whole, _ in windows)
     for one, other in chain(chain.from_iterable(graph.views), windows):
         low, high = sorted((find(one), find(other)))
         root[high] = low
@@ -89,7 +89,7 @@ def assign_storage(
         alignment: Put on every buffer, in bytes.
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
-        windows: Of the nodes that offer windows (`Graph.offered`) those that get them; with `offsets` all do.
+        windows: Of the nodes that offer windows (`Graph.optional`) those that get them; with `offsets` all do.
         groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`. None: those of
             the graph's collectives.
 
@@ -104,7 +104,7 @@ def assign_storage(
     waits = {wait for wait, _ in graph.collectives}  # ranks add up where the gradients lie, whatever may share
     draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
     for step, writes in enumerate(graph.writes):
-        is_taken = step in taken or not graph.offered[step]
+        is_taken = step in taken or not graph.optional[step]
         pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken, sharing.inplace or step in waits)
         planned = [value for value in writes if graph.planned[value]]
         for number, value in enumerate(planned):
@@ -118,7 +118,7 @@ def assign_storage(
     return draft.storage(alignment)
 
 
-_Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Window, ...]]
+_Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Part, ...]]
 
 
 def _allowed(
@@ -128,7 +128,7 @@ def _allowed(
     """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and windows."""
     views = graph.views[step] if sharing.views else ()
     inplace = graph.inplace[step] if overwrites else ()
-    windows = graph.windows[step] if sharing.views and (is_taken or offsets is not None) else ()
+    windows = graph.subviews[step] if sharing.views and (is_taken or offsets is not None) else ()
     if windows:
         windows = tuple(each for each in windows if each[2] % alignment == 0)
     if offsets is None:
@@ -225,7 +225,7 @@ class _Draft:
         self.needed[storage] = found, len(self.members[storage])
         return found
 
-    def join(self, step: int, windows: Sequence[Window]) -> None:
+    def join(self, step: int, windows: Sequence[Part]) -> None:
         """Put the storages of a node's inputs inside that of its output, where they can be.
 
         Of several that would have the same bytes of it the first one gets them.

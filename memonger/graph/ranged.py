@@ -73,21 +73,18 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
             ) and first.nodes[node] not in doubtful))  # fmt: skip
         return tuple(result)
 
-    ties = tuple(
+    runtime = tuple(
         tuple((a, b) for a, b in dict.fromkeys(p for each in of_node for p in each) if not planned[b])
-        for of_node in zip(*(graph.ties for graph in graphs), strict=True)
+        for of_node in zip(*(graph.runtime_aliases for graph in graphs), strict=True)
     )
-    return dataclasses.replace(
-        first,
-        sizes=sizes,
-        planned=planned,
-        views=common([graph.views for graph in graphs]),
+    workspace = tuple(map(max, zip(*(graph.workspace for graph in graphs), strict=True)))
+    largest = dataclasses.replace(first, sizes=sizes, planned=planned, workspace=workspace, aliases=())
+    return largest.with_aliases(
+        view=common([graph.views for graph in graphs]),
         inplace=common([graph.inplace for graph in graphs]),
-        ties=ties,
-        workspace=tuple(map(max, zip(*(graph.workspace for graph in graphs), strict=True))),
-        windows=(),
-        updates=_of_all([graph.updates for graph in graphs]),
-        growths=_of_all([graph.growths for graph in graphs]),
+        runtime=runtime,
+        update=_of_all([graph.updates for graph in graphs]),
+        append=_of_all([graph.appends for graph in graphs]),
     )
 
 
@@ -105,7 +102,12 @@ def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:
     for value, size in sizes.items():
         own[value] = size
 
-    def equal(of_nodes: Sequence[tuple[Pair, ...]]) -> tuple[tuple[Pair, ...], ...]:
-        return tuple(tuple((a, b) for a, b in pairs if own[a] == own[b]) if pairs else pairs for pairs in of_nodes)
-
-    return dataclasses.replace(graph, sizes=tuple(own), views=equal(graph.views), inplace=equal(graph.inplace))
+    same = ("view", "inplace")
+    return dataclasses.replace(
+        graph,
+        sizes=tuple(own),
+        aliases=tuple(
+            tuple(one for one in each if one.kind not in same or own[one.source] == own[one.target]) if each else each
+            for each in graph.aliases
+        ),
+    )

@@ -13,12 +13,12 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.graph import Graph, Pair, Window, needed_by, read_values
+from memonger.graph.graph import Alias, Graph, needed_by, read_values
 from memonger.ir.marks import AGAIN
 from memonger.ir.model import Model
 from memonger.ir.names import fresh
 
-OF_NODE = ("ops", "updates", "growths", "forward", "costs", "workspace", "offered")
+OF_NODE = ("ops", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""
 
 
@@ -36,15 +36,13 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     nodes, again = list[str](), list[str]()
     reads: list[tuple[int, ...]] = []
     writes: list[tuple[int, ...]] = []
-    pairs: dict[str, list[tuple[Pair, ...]]] = {"views": [], "inplace": [], "ties": []}
-    windows: list[tuple[Window, ...]] = []
+    aliases: list[tuple[Alias, ...]] = []
     latest = list(range(len(names)))
     runs = [0] * len(graph.nodes)
     taken = {*graph.values, *graph.nodes}
     for node in schedule:
-        source = {value: latest[value] for value in graph.reads[node]}
-        reads.append(tuple(source.values()))
-        if runs[node] and (graph.updates[node] or graph.growths[node]):
+        reads.append(tuple(latest[value] for value in graph.reads[node]))
+        if runs[node] and (graph.updates[node] or graph.appends[node]):
             raise PlanError(f"node '{graph.nodes[node]}' updates a persistent input: it must not run twice.")
         for value in graph.writes[node] if runs[node] else ():
             latest[value] = len(names)
@@ -56,14 +54,16 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         again.append(graph.again[node] or (name if runs[node] else ""))
         runs[node] += 1
         writes.append(tuple(latest[value] for value in graph.writes[node]))
-        for key, found in pairs.items():
-            found.append(tuple((source[a], latest[b]) for a, b in getattr(graph, key)[node]))
-        windows.append(tuple((latest[part], latest[whole], byte) for part, whole, byte in graph.windows[node]))
+        aliases.append(renumbered(graph.aliases[node], latest))
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in OF_NODE}
-    changes |= {key: tuple(found) for key, found in pairs.items()}
     changes |= {"again": tuple(again), "values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned)}
-    changes["windows"] = tuple(windows)
-    return replace(graph, nodes=tuple(nodes), reads=tuple(reads), writes=tuple(writes), **changes)
+    changes |= {"nodes": tuple(nodes), "reads": tuple(reads), "writes": tuple(writes), "aliases": tuple(aliases)}
+    return replace(graph, **changes)
+
+
+def renumbered(aliases: Sequence[Alias], numbers: Sequence[int]) -> tuple[Alias, ...]:
+    """The aliases of a node, of values that have other numbers."""
+    return tuple(Alias(kind, numbers[source], numbers[target], byte) for kind, source, target, byte in aliases)
 
 
 def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:

@@ -106,14 +106,14 @@ def verify(
     for step in range(len(graph.nodes)):
         for value in graph.reads[step]:
             _check_readable(graph, arena, written, tied, value, f"node '{graph.nodes[step]}' (step {step})")
-        for part, whole, byte in graph.windows[step]:
+        for part, whole, byte in graph.subviews[step]:
             if not graph.planned[whole] and not graph.planned[part] and graph.producer[whole] < 0:
                 arena.cut[part] = whole, byte, byte + graph.sizes[part]
         _write_outputs(graph, offsets, arena, step)
         _write_updates(graph, arena, tied, step)
         _write_growths(graph, arena, step)
         written.update(graph.writes[step])
-        for source, target in graph.ties[step]:
+        for source, target in graph.runtime_aliases[step]:
             tied.setdefault(target, []).append(source)
     for value in graph.outputs:
         _check_readable(graph, arena, written, tied, value, "the end of the run, as an output")
@@ -210,7 +210,7 @@ def _unchanged(graph: Graph, arena: _Content, step: int, value: int, place: Stre
     if any(target == value and arena.place.get(source) == place for source, target in graph.views[step]):
         return [place]
     stretches = []
-    for part, whole, byte in graph.windows[step]:
+    for part, whole, byte in graph.subviews[step]:
         at = arena.place.get(whole if value == part else part)
         if at is not None and value in (part, whole):
             inner, outer = (place, at) if value == part else (at, place)
@@ -253,7 +253,7 @@ def _write_updates(graph: Graph, arena: _Content, tied: Mapping[int, list[int]],
 
 def _write_growths(graph: Graph, arena: _Content, step: int) -> None:
     """What a persistent input becomes with more behind it is written where that lies: nothing that is read changes."""
-    for old, new in graph.growths[step]:
+    for old, new in graph.appends[step]:
         where = f"node '{graph.nodes[step]}' (step {step}) writes '{graph.values[new]}' behind '{graph.values[old]}'"
         if graph.planned[old] or graph.planned[new] or graph.producer[old] >= 0 or old not in graph.reads[step]:
             raise VerificationError(f"{where}, which isn't a persistent input that it reads.")

@@ -75,12 +75,12 @@ def _is_smaller(live: np.ndarray, other: np.ndarray) -> bool:
 
 def _together(graph: Graph) -> list[_Together]:
     """All nodes that offer windows of values that hang together, by size; then each node for itself."""
-    steps = [step for step, windows in enumerate(graph.windows) if windows and graph.offered[step]]
+    steps = [step for step, windows in enumerate(graph.subviews) if windows and graph.optional[step]]
     if not steps:
         return []
     root, together = roots(graph), dict[int, list[int]]()
     for step in steps:
-        together.setdefault(root[graph.windows[step][0][0]], []).append(step)
+        together.setdefault(root[graph.subviews[step][0][0]], []).append(step)
     last = last_reads(graph)
     whole = [_of_nodes(graph, nodes, last) for nodes in together.values()]
     single = [_of_nodes(graph, [step], last) for nodes in together.values() if len(nodes) > 1 for step in nodes]
@@ -88,5 +88,5 @@ def _together(graph: Graph) -> list[_Together]:
 
 
 def _of_nodes(graph: Graph, nodes: Sequence[int], last: Sequence[int]) -> _Together:
-    values = {value for node in nodes for part, whole, _ in graph.windows[node] for value in (part, whole)}
+    values = {value for node in nodes for part, whole, _ in graph.subviews[node] for value in (part, whole)}
     return _Together(frozenset(nodes), min(graph.producer[v] for v in values), max(last[v] for v in values))

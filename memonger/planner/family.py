@@ -39,7 +39,7 @@ def structure(graph: Graph) -> Structure:
         tuple(map(len, graph.writes)),
         tuple(number[value] for value in graph.outputs if value in number),
         *map(pairs, (graph.views, graph.inplace, graph.updates)),
-        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.ties),
+        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.runtime_aliases),
     )
 
 
@@ -88,8 +88,9 @@ class Family:
             sizes=tuple(all_sizes),
             workspace=self._line([graph.workspace for graph in graphs[-2:]], size),
             costs=tuple(cost * ratio for cost in last.graph.costs),
-            windows=(),  # as byte offsets they hold at one size: without them a little more is counted
         )
+        nothing = [()] * len(graph.nodes)  # as byte offsets subviews hold at one size: without them more is counted
+        graph = graph.with_aliases(subview=nothing, optional=nothing)
         (base,) = self._polynomial([(each.base,) for each in self.requests], size)
         run_time = last.run_time
         if run_time is not None:

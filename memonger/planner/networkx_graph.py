@@ -35,7 +35,6 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
     problem = Problem.from_networkx(source)
     used: set[str] = set()
     names = tuple(fresh(str(name), used) for name in problem.names)
-    nothing = tuple(() for _ in names)
     graph = Graph(
         nodes=names,
         ops=tuple("node" for _ in names),
@@ -45,10 +44,6 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         reads=problem.reads,
         writes=problem.writes,
         outputs=(),
-        views=nothing,
-        inplace=nothing,
-        ties=nothing,
-        updates=nothing,
         forward=problem.forward,
         costs=problem.costs,
         workspace=problem.workspace,

@@ -209,9 +209,7 @@ def _without_recomputation(plan: Plan) -> Graph:
     once = [step for step in range(len(graph.nodes)) if step not in again]
     same = ("nodes", "writes", *schedule.OF_NODE)
     changes: dict[str, Any] = {key: tuple(getattr(graph, key)[step] for step in once) for key in same}
-    for key in ("views", "inplace", "ties"):
-        changes[key] = tuple(tuple((first[a], b) for a, b in getattr(graph, key)[step]) for step in once)
-    changes["windows"] = tuple(tuple((first[a], first[b], at) for a, b, at in graph.windows[step]) for step in once)
+    changes["aliases"] = tuple(schedule.renumbered(graph.aliases[step], first) for step in once)
     changes["reads"] = tuple(tuple(dict.fromkeys(first[v] for v in graph.reads[step])) for step in once)
     return replace(graph, **changes)
 

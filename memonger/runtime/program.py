@@ -91,7 +91,7 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         is_accounted=plan.workspace is not None and not _held_by_runtime(plan),
         first_update=next((step for step, pairs in enumerate(plan.graph.updates) if pairs), len(plan.graph.nodes)),
         replacing=frozenset(plan.graph.values[new] for pairs in plan.graph.updates for _, new in pairs),
-        growing=frozenset(plan.graph.values[new] for pairs in plan.graph.growths for _, new in pairs),
+        growing=frozenset(plan.graph.values[new] for pairs in plan.graph.appends for _, new in pairs),
         output_shapes={str(value.name): static_shape(value) for value in graph.outputs},
         copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )

@@ -167,7 +167,7 @@ def _pieces(graph: Graph, root: Sequence[int]) -> dict[int, Pieces]:
     def of(value: int) -> Pieces:
         return pieces.setdefault(value, ((value, 0, graph.sizes[value]),))
 
-    for windows, writes in zip(graph.windows, graph.writes, strict=True):
+    for windows, writes in zip(graph.subviews, graph.writes, strict=True):
         planned = sorted((byte, root[a], root[b], b) for a, b, byte in windows if root[a] >= 0 and root[b] >= 0)
         joined: list[tuple[int, int, int]] = []
         end = 0

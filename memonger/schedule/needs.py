@@ -42,7 +42,7 @@ class Needs:
         number = {value: index for index, value in enumerate(sizes)}
         storage = [number.get(each, -1) for each in root]
         held = [(each,) if each >= 0 else () for each in storage]
-        for source, target in chain.from_iterable(graph.ties):
+        for source, target in chain.from_iterable(graph.runtime_aliases):
             held[target] = (*held[target], *held[source])
         outputs = {each for value in graph.outputs for each in held[value]}
         touched = [

@@ -158,7 +158,7 @@ def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
     Such nodes write an output, a persistent input or a value outside the arena, hold random state, or are in ``keep``.
     """
     once = set(keep)
-    tied = {value for ties in graph.ties for pair in ties for value in pair} | set(graph.outputs)
+    tied = {value for ties in graph.runtime_aliases for pair in ties for value in pair} | set(graph.outputs)
     return [
         node in once or facts_of(op).random or any(v in tied or not graph.planned[v] for v in writes)
         for node, (op, writes) in enumerate(zip(graph.ops, graph.writes, strict=True))
@@ -270,7 +270,7 @@ def _inplace(
 
     These are roots that it reads through no other value, and of which the runtime has no alias.
     """
-    tied = {root[source] for ties in graph.ties for source, _ in ties}
+    tied = {root[source] for ties in graph.runtime_aliases for source, _ in ties}
     result = []
     for group, nodes in enumerate(members):
         pairs = graph.inplace[nodes[0]] if len(nodes) == 1 else ()

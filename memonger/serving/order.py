@@ -72,7 +72,7 @@ class _Peaks:
     def __init__(self, graph: Graph) -> None:
         storage = assign_storage(graph, AS_STOCK)
         live = [(number,) if number >= 0 else () for number in storage.of_value]
-        for source, target in (pair for ties in graph.ties for pair in ties):
+        for source, target in (pair for ties in graph.runtime_aliases for pair in ties):
             live[target] = tuple(dict.fromkeys((*live[target], *live[source])))
         self.sizes = [buffer.size for buffer in storage.buffers]
         self.workspace = graph.workspace

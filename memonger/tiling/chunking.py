@@ -570,7 +570,7 @@ def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[
 
 def _near(graph: Graph, storage: Storage) -> list[float]:
     """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
-    moves = zip(graph.reads, graph.windows, graph.views, strict=True)
+    moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
     read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
     unread = {storage.of_value[value] for value in graph.outputs} - read
     buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]

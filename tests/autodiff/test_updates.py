@@ -78,7 +78,7 @@ def test_the_checker_refuses_updates_that_cannot_be() -> None:
     w, new, g = (graph.values.index(name) for name in ("w", "w_next", "g"))
 
     def changed(*updates: tuple[tuple[int, int], ...]) -> Graph:
-        return dataclasses.replace(graph, updates=updates)
+        return graph.with_aliases(update=updates)
 
     for updates, words in [
         (((), ((w, new),), ((w, new),)), "has overwritten before|needs 'w'"),

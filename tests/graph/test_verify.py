@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from memonger.allocation import allocate, lower_bound
 from memonger.errors import PlanError, VerificationError
-from memonger.graph.graph import Graph
+from memonger.graph.graph import Alias, Graph
 from memonger.graph.liveness import Sharing, assign_storage, peak_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
@@ -53,13 +54,17 @@ def graphs(draw: st.DrawFn, most: int = 12, windows: bool = True) -> Graph:
         tuple((a, b) for a in r for b in w if not planned[b]) if draw(st.booleans()) else ()
         for r, w in zip(reads, writes, strict=True)
     )
-    return Graph(
+    is_optional = [draw(st.booleans()) for _ in range(count)]
+    graph = Graph(
         nodes=tuple(f"n{i}" for i in range(count)), ops=("Op",) * count,
         values=tuple(f"v{i}" for i in range(len(sizes))),
         sizes=tuple(sizes), planned=tuple(planned), reads=tuple(reads), writes=tuple(writes), outputs=outputs,
-        views=tuple(views), inplace=tuple(inplace), ties=ties, updates=((),) * count, forward=(True,) * count,
-        costs=(1.0,) * count, workspace=(0,) * count, windows=tuple(inside),
-        offered=tuple(draw(st.booleans()) for _ in range(count)),
+        forward=(True,) * count, costs=(1.0,) * count, workspace=(0,) * count,
+    )  # fmt: skip
+    return graph.with_aliases(
+        view=views, inplace=inplace, runtime=ties,
+        subview=[() if choice else each for each, choice in zip(inside, is_optional, strict=True)],
+        optional=[each if choice else () for each, choice in zip(inside, is_optional, strict=True)],
     )  # fmt: skip
 
 
@@ -97,7 +102,7 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
     memory = np.zeros(arena, np.uint8)
     truth: dict[int, bytes] = {0: b"*" * 64}
     behind: dict[int, list[int]] = {}
-    for source, target in (pair for ties in graph.ties for pair in ties):
+    for source, target in (pair for ties in graph.runtime_aliases for pair in ties):
         behind.setdefault(target, []).append(source)
 
     def span(value: int) -> slice:
@@ -115,12 +120,12 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
             for source, target in graph.views[node]:
                 if target == value and offsets[source] == offsets[value]:
                     truth[value] = truth[source]
-            if not graph.windows[node]:
+            if not graph.subviews[node]:
                 if graph.planned[value]:
                     memory[span(value)] = np.frombuffer(truth[value], np.uint8)
                 continue
             truth[value] = b"".join(truth[v] for v in reads)
-            for part, whole, byte in graph.windows[node]:
+            for part, whole, byte in graph.subviews[node]:
                 inside = slice(offsets[whole] + byte, offsets[whole] + byte + graph.sizes[part])
                 if part == value:
                     truth[value] = truth[whole][byte : byte + graph.sizes[part]]
@@ -150,7 +155,7 @@ def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data:
     try:
         offsets, arena = _layout(graph, groups=groups)
     except PlanError:  # a view, or a window, of what another group has
-        shared = {v for pair in chain.from_iterable(chain(graph.views, graph.windows)) for v in pair[:2]}
+        shared = {v for pair in chain.from_iterable(chain(graph.views, graph.subviews)) for v in pair[:2]}
         assert shared.intersection(members)
         return
     verify(graph, offsets, arena, 64, groups)
@@ -234,7 +239,7 @@ def test_no_order_beats_brute_force(graph: Graph) -> None:
     best = min(peak(s) for s in itertools.permutations(range(len(graph.nodes))) if possible(s))
     ours = min(peak(order(graph)) for order in ORDERS.values())
     assert least_arena(graph, again=False) <= best <= ours <= peak(tuple(range(len(graph.nodes))))
-    if not any(graph.windows):  # else what the search counts is an estimate
+    if not any(graph.subviews):  # else what the search counts is an estimate
         assert ours == best
 
 
@@ -243,8 +248,8 @@ def _chain(**changes: object) -> tuple[Graph, dict[int, int]]:
     graph = Graph(
         nodes=("first", "second", "third"), ops=("Op",) * 3, values=("x", "a", "b", "y"), sizes=(64,) * 4,
         planned=(False, True, True, True), reads=((0,), (1,), (1, 2)), writes=((1,), (2,), (3,)), outputs=(3,),
-        views=((), (), ()), inplace=((), (), ((1, 3),)), ties=((), (), ()), updates=((), (), ()), forward=(True,) * 3,
-        costs=(1.0,) * 3, workspace=(0,) * 3,
+        forward=(True,) * 3, costs=(1.0,) * 3, workspace=(0,) * 3,
+        aliases=((), (), (Alias("inplace", 1, 3),)),
     )  # fmt: skip
     return dataclasses.replace(graph, **changes), {1: 0, 2: 64, 3: 128}  # type: ignore[arg-type]
 
@@ -293,26 +298,26 @@ def test_a_read_before_the_write_is_named() -> None:
 
 def test_what_the_runtime_may_alias_keeps_the_bytes_behind_it() -> None:
     """b is held by the runtime, perhaps as a view of a: y may not overwrite a while b is still to be read."""
-    graph, offsets = _chain(planned=(False, True, False, True), ties=((), ((1, 2),), ()), inplace=((),) * 3)
+    graph, offsets = _chain(planned=(False, True, False, True), aliases=((), (Alias("runtime", 1, 2),), ()))
     del offsets[2]
     verify(graph, offsets, 192, 64)
-    outputs_b = dataclasses.replace(graph, outputs=(2, 3), inplace=((), (), ((1, 3),)))
+    outputs_b = dataclasses.replace(graph, outputs=(2, 3)).with_aliases(inplace=((), (), ((1, 3),)))
     with pytest.raises(VerificationError, match=r"needs 'a'|over 'a'|needs 'b'"):
         verify(outputs_b, {**offsets, 3: 0}, 192, 64)
 
 
-def _halves(**changes: object) -> tuple[Graph, dict[int, int]]:
+def _halves() -> tuple[Graph, dict[int, int]]:
     """x → a, b, joined to j, whose second half s is c; y = j + c. a and b lie inside j, and so does s."""
     graph = Graph(
         nodes=("first", "second", "join", "cut", "third", "fourth"), ops=("Op",) * 6,
         values=("x", "a", "b", "j", "s", "c", "y"), sizes=(64, 64, 64, 128, 64, 64, 128),
         planned=(False, *(True,) * 6),
         reads=((0,), (0,), (1, 2), (3,), (4,), (3, 5)), writes=((1,), (2,), (3,), (4,), (5,), (6,)), outputs=(6,),
-        views=((),) * 6, inplace=((), (), (), (), ((4, 5),), ()), ties=((),) * 6, updates=((),) * 6,
         forward=(True,) * 6, costs=(1.0,) * 6, workspace=(0,) * 6,
-        windows=((), (), ((1, 3, 0), (2, 3, 64)), ((4, 3, 64),), (), ()),
+    ).with_aliases(
+        inplace=((), (), (), (), ((4, 5),), ()), subview=((), (), ((1, 3, 0), (2, 3, 64)), ((4, 3, 64),), (), ()),
     )  # fmt: skip
-    return dataclasses.replace(graph, **changes), {1: 0, 2: 64, 3: 0, 4: 64, 5: 128, 6: 192}  # type: ignore[arg-type]
+    return graph, {1: 0, 2: 64, 3: 0, 4: 64, 5: 128, 6: 192}
 
 
 def test_parts_inside_their_whole_pass_wholly_or_in_part() -> None:
@@ -330,10 +335,9 @@ def test_a_part_may_be_overwritten_once_its_whole_is_dead_and_other_parts_stay()
     graph = Graph(
         nodes=("whole", "left", "right", "third", "fourth"), ops=("Op",) * 5, values=("x", "w", "r", "s", "c", "y"),
         sizes=(64, 128, 64, 64, 64, 64), planned=(False, *(True,) * 5), reads=((0,), (1,), (1,), (3,), (2, 4)),
-        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), views=((),) * 5, inplace=((), (), (), ((3, 4),), ()),
-        ties=((),) * 5, updates=((),) * 5, forward=(True,) * 5, costs=(1.0,) * 5, workspace=(0,) * 5,
-        windows=((), ((2, 1, 0),), ((3, 1, 64),), (), ()),
-    )  # fmt: skip
+        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), forward=(True,) * 5, costs=(1.0,) * 5,
+        workspace=(0,) * 5,
+    ).with_aliases(inplace=((), (), (), ((3, 4),), ()), subview=((), ((2, 1, 0),), ((3, 1, 64),), (), ()))  # fmt: skip
     offsets = {1: 0, 2: 0, 3: 64, 4: 64, 5: 128}
     verify(graph, offsets, 192, 64)
     with pytest.raises(VerificationError, match=r"'fourth'.*needs 'w', whose bytes 'c' has overwritten"):
@@ -345,14 +349,13 @@ def test_a_part_that_outlives_its_whole_is_copied() -> None:
     graph = Graph(
         nodes=("first", "second", "join", "third", "fourth"), ops=("Op",) * 5, values=("x", "a", "b", "j", "y", "z"),
         sizes=(64, 64, 64, 128, 128, 64), planned=(False, *(True,) * 5), reads=((0,), (0,), (1, 2), (3,), (1, 4)),
-        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), views=((),) * 5, inplace=((), (), (), ((3, 4),), ()),
-        ties=((),) * 5, updates=((),) * 5, forward=(True,) * 5, costs=(1.0,) * 5, workspace=(0,) * 5,
-        windows=((), (), ((1, 3, 0), (2, 3, 64)), (), ()),
-    )  # fmt: skip
+        writes=((1,), (2,), (3,), (4,), (5,)), outputs=(5,), forward=(True,) * 5, costs=(1.0,) * 5,
+        workspace=(0,) * 5,
+    ).with_aliases(inplace=((), (), (), ((3, 4),), ()), subview=((), (), ((1, 3, 0), (2, 3, 64)), (), ()))  # fmt: skip
     storage = assign_storage(graph)
     assert len({storage.of_value[v] for v in (1, 2, 3)}) == 1 < len({storage.of_value[v] for v in (3, 4)})
     verify(graph, *_layout(graph), 64)
-    offered = dataclasses.replace(graph, offered=(True,) * 5)
+    offered = graph.with_aliases(subview=((),) * 5, optional=graph.subviews)
     assert len(storages(offered, Sharing())) == 1  # without windows y lies over j, which saves more
     verify(graph, {1: 0, 2: 128, 3: 64, 4: 64, 5: 192}, 256, 64)
     with pytest.raises(VerificationError, match=r"'fourth'.*needs 'a', whose bytes 'y' has overwritten"):
@@ -367,12 +370,12 @@ def test_a_part_that_outlives_its_whole_is_copied() -> None:
         ({}, {4: 0}, "'cut'.*writes 's'.*over 'j'.*reads"),
         ({}, {2: 0}, "'join'.*needs 'a', whose bytes 'b' has overwritten"),
         ({}, {5: 64}, "'fourth'.*needs 'j', whose bytes 'c' has overwritten"),
-        ({"windows": ()}, {}, "'join'.*writes 'j'.*over 'a'.*reads"),
-        ({"windows": ((), (), ((1, 3, 0), (2, 3, 64)), (), (), ())}, {}, "'cut'.*writes 's'.*over 'j'.*reads"),
-        ({"windows": ((), (), ((1, 3, 0), (2, 3, 0)), ((4, 3, 64),), (), ())}, {}, "'join'.*over 'b'.*reads"),
+        ({"subview": ((),) * 6}, {}, "'join'.*writes 'j'.*over 'a'.*reads"),
+        ({"subview": ((), (), ((1, 3, 0), (2, 3, 64)), (), (), ())}, {}, "'cut'.*writes 's'.*over 'j'.*reads"),
+        ({"subview": ((), (), ((1, 3, 0), (2, 3, 0)), ((4, 3, 64),), (), ())}, {}, "'join'.*over 'b'.*reads"),
     ],
 )  # fmt: skip
-def test_a_fault_of_a_part_is_named(changes: dict[str, object], moved: dict[int, int], words: str) -> None:
-    graph, offsets = _halves(**changes)
+def test_a_fault_of_a_part_is_named(changes: dict[str, Any], moved: dict[int, int], words: str) -> None:
+    graph, offsets = _halves()
     with pytest.raises(VerificationError, match=words):
-        verify(graph, {**offsets, **moved}, 384, 64)
+        verify(graph.with_aliases(**changes), {**offsets, **moved}, 384, 64)

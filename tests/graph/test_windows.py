@@ -57,7 +57,7 @@ def _feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 def _inside(graph: Graph, offsets: Any) -> dict[str, str]:
     """For each part that lies inside its whole, by the offsets, that whole."""
-    found = (window for each in graph.windows for window in each)
+    found = (window for each in graph.subviews for window in each)
     return {graph.values[p]: graph.values[w] for p, w, byte in found if offsets[p] == offsets[w] + byte}
 
 
@@ -70,7 +70,7 @@ def test_slices_and_nested_joins_of_a_model_need_no_second_buffer(tmp_path: Path
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
     plan.save(tmp_path / "plan.onnx")
     loaded = memonger.Plan.load(tmp_path / "plan.onnx")
-    assert loaded.graph.windows == plan.graph.windows
+    assert loaded.graph.subviews == plan.graph.subviews
     for each in (plan, loaded):
         assert networks.same_bits(memonger.Session(each).run(feeds), expected)
     assert {each.name for each in View("", plan).arena} == {"e", "j", "m"}
@@ -106,7 +106,7 @@ def test_random_models_run_as_stock_runs_them(seed: int, marked: bool, monkeypat
     monkeypatch.setattr(decide, "storages", _with_all_windows)
     model = _random_rows(seed, marked)
     feeds, plan = _feeds(model), memonger.search_plan(model, device="none", mode="inference", order="file")
-    assert any(plan.graph.windows)
+    assert any(plan.graph.subviews)
     expected = networks.run_stock(networks.stock(model), feeds)
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
     assert networks.same_bits(memonger.Session(plan).run(feeds), expected)

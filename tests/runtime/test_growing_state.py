@@ -1,6 +1,5 @@
 """States that grow: a cache of keys and values, to the bits of stock onnxruntime that is fed its own, run by run."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,21 +130,21 @@ def test_a_batch_in_front_of_the_length_decides_where_the_cache_lies() -> None:
 
 def test_the_checker_knows_what_may_be_written_behind_a_state(plans: dict[bool, memonger.Plan]) -> None:
     plan = plans[True]
-    graph, (step, other) = plan.graph, [at for at, pairs in enumerate(plan.graph.growths) if pairs]
-    ((old, new),) = graph.growths[step]
+    graph, (step, other) = plan.graph, [at for at, pairs in enumerate(plan.graph.appends) if pairs]
+    ((old, new),) = graph.appends[step]
 
     def refused(pairs: tuple[tuple[int, int], ...], match: str) -> None:
-        changed = dataclasses.replace(graph, growths=(*graph.growths[:step], pairs, *graph.growths[step + 1 :]))
+        changed = graph.with_aliases(append=(*graph.appends[:step], pairs, *graph.appends[step + 1 :]))
         with pytest.raises(VerificationError, match=match):
             verify(changed, plan.offsets, plan.arena_bytes, plan.alignment)
 
     refused(((old, new), (old, new)), "another node writes as well")
-    refused(((graph.growths[other][0][0], new),), "isn't a persistent input that it reads")
+    refused(((graph.appends[other][0][0], new),), "isn't a persistent input that it reads")
     refused(((new, old),), "isn't a persistent input that it reads")
     refused(((old, next(iter(plan.offsets))),), "isn't a persistent input that it reads")
     updates = (*graph.updates[:step], ((old, old),), *graph.updates[step + 1 :])
     with pytest.raises(VerificationError, match="another node writes as well"):
-        verify(dataclasses.replace(graph, updates=updates), plan.offsets, plan.arena_bytes, plan.alignment)
+        verify(graph.with_aliases(update=updates), plan.offsets, plan.arena_bytes, plan.alignment)
 
 
 def test_stock_copies_a_cache_onto_itself() -> None:

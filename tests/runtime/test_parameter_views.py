@@ -1,7 +1,5 @@
 """Parameters under another shape, as a gradient's product reads a convolution's weight: they lie where they are."""
 
-import dataclasses
-
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
@@ -95,8 +93,11 @@ def test_who_reads_a_view_comes_before_what_writes_over_the_parameter() -> None:
     assert deadlines(graph) == (3, 4, 3, 4)
     offsets = {graph.values.index("m"): 0, graph.values.index("y"): 64}
     verify(graph, offsets, 128, 64)
-    for ties in (graph.ties, ((),) * 4):  # without an alias that the runtime may hold the bytes are lost as well
-        wrong = schedule_graph(dataclasses.replace(graph, ties=ties), [0, 1, 3, 2])
+    for ties in (
+        graph.runtime_aliases,
+        ((),) * 4,
+    ):  # without an alias that the runtime may hold the bytes are lost as well
+        wrong = schedule_graph(graph.with_aliases(runtime=ties), [0, 1, 3, 2])
         with pytest.raises(VerificationError, match="whose bytes 'new' has overwritten"):
             verify(wrong, offsets, 128, 64)
 

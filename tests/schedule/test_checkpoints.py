@@ -84,7 +84,6 @@ def test_cheap_nodes_do_not_run_again_for_the_running_statistics() -> None:
         reads=reads,
         writes=writes,
         outputs=(4, 9),
-        views=((),) * n, inplace=((),) * n, ties=((),) * n, updates=((),) * n,
         forward=(True, True, False, True, True, False, False, False),
         costs=(1.0,) * n,
         workspace=(0,) * n,
@@ -96,7 +95,7 @@ def test_cheap_nodes_that_write_an_output_are_kept() -> None:
     graph = Graph(
         nodes=("a", "b", "c"), ops=("Relu", "Relu", "Mul"), values=("x", "u", "v", "w"), sizes=(4,) * 4,
         planned=(False, True, True, True), reads=((0,), (1,), (1, 2)), writes=((1,), (2,), (3,)), outputs=(2, 3),
-        views=((),) * 3, inplace=((),) * 3, ties=((),) * 3, updates=((),) * 3, forward=(True, True, False),
+        forward=(True, True, False),
         costs=(1.0,) * 3, workspace=(0,) * 3,
     )  # fmt: skip
     assert cheap(graph) == (0, 1, 0, 2)

@@ -24,11 +24,10 @@ def graph(op: str = "Relu") -> Graph:
     """A training chain; every value takes 1000 bytes, and the last gradient is the output."""
     problem = chain(LAYERS)
     n = problem.nodes
-    nothing = ((),) * n
     names = tuple(f"n{node}" for node in range(n))
     return Graph(
         nodes=names, ops=(op,) * n, values=names, sizes=problem.sizes, planned=(True,) * n, reads=problem.reads,
-        writes=problem.writes, outputs=(n - 1,), views=nothing, inplace=nothing, ties=nothing, updates=nothing,
+        writes=problem.writes, outputs=(n - 1,),
         forward=problem.forward, costs=problem.costs, workspace=(0,) * n,
     )  # fmt: skip
 

@@ -59,12 +59,12 @@ def test_of_two_branches_the_later_in_the_file_runs_first() -> None:
 
 def graph_of(sources: Sequence[Sequence[int]], sizes: Sequence[int]) -> Graph:
     """A graph of nodes with one value each; the last one's is the output."""
-    count, nothing = len(sources), ((),) * len(sources)
+    count = len(sources)
     return Graph(
         nodes=tuple(f"n{i}" for i in range(count)), ops=("Sum",) * count, values=tuple(f"v{i}" for i in range(count)),
         sizes=tuple(sizes), planned=(True,) * count, reads=tuple(tuple(found) for found in sources),
-        writes=tuple((i,) for i in range(count)), outputs=(count - 1,), views=nothing, inplace=nothing, ties=nothing,
-        updates=nothing, forward=(True,) * count, costs=(1.0,) * count, workspace=(0,) * count,
+        writes=tuple((i,) for i in range(count)), outputs=(count - 1,),
+        forward=(True,) * count, costs=(1.0,) * count, workspace=(0,) * count,
     )  # fmt: skip
 
 
