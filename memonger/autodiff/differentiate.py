@@ -318,7 +318,10 @@ def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -
     updater.close()
     keep_smaller(op, nodes, TYPES.get(precision_of(work.model.ir) or ""))
     work.take()
-    _log_left_out(work, chosen, gradient_of)
+    reached = {str(v.name) for v in gradient_of}
+    if left_out := [name for name in chosen if name not in reached]:
+        why = "no gradient and no update for what the loss doesn't depend on"
+        logger.info("%s: %s: %s.", work.model.name, why, ", ".join(left_out))
     namer = _Namer(work, set(nodes))
     norm = None if updater.norm is None else namer.named(updater.norm, "gradient_norm")
     results = updater.updates if updater.updating else gradient_of
@@ -355,17 +358,6 @@ def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -
 
 def _names(values: Mapping[ir.Value, ir.Value]) -> dict[str, str]:
     return {str(one.name): str(other.name) for one, other in values.items()}
-
-
-def _log_left_out(work: _Differentiation, chosen: Sequence[str], found: Mapping[ir.Value, ir.Value]) -> None:
-    reached = {str(v.name) for v in found}
-    left_out = [name for name in chosen if name not in reached]
-    if left_out:
-        logger.info(
-            "%s: no gradient and no update for what the loss doesn't depend on: %s.",
-            work.model.name,
-            ", ".join(left_out),
-        )
 
 
 @dataclass(slots=True)

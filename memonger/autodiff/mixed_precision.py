@@ -211,15 +211,10 @@ def _tensors_of_one_type(work: _Narrowing, node: ir.Node) -> list[int] | None:
     values = [value for value in (node.inputs[index] for index in found) if value is not None]
     if not all(_fits(work, value) for value in values):
         return None
-    computed = [value for value in values if not _is_stored(value)]
+    computed = [v for v in values if v.is_graph_input() or not v.is_initializer()]  # others take the type they meet
     if is_product:
         return found
     return found if computed and all(value.dtype == work.narrow for value in computed) else None
-
-
-def _is_stored(value: ir.Value) -> bool:
-    """Whether it is a parameter or constant, which takes the type of what it meets."""
-    return value.is_initializer() and not value.is_graph_input()
 
 
 def _fits(work: _Narrowing, value: ir.Value) -> bool:

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from memonger.errors import PlanError
 from memonger.ir.model import Model
 from memonger.ir.modules import SCOPES, module_of
 from memonger.ir.names import fresh, matches
+from memonger.ir.passes import run_passes
 from memonger.ir.values import all_values, is_floating
 from memonger.model import parameters
 from memonger.model.load import Source, load
@@ -109,14 +111,19 @@ def separate_parameters(
     if not chosen and patterns is None:
         return model
     trained = parameters.trainable(model)
-    copy = model.clone()
-    made = {name: _separate(copy.ir, name, shared[name]) for name in chosen}
-    statistics = set(statistics_of_norms(copy.ir))
+    separate = partial(separate_initializers, uses={name: shared[name] for name in chosen}, trained=trained)
+    return run_passes(model.clone(), "differentiate", separate)
+
+
+def separate_initializers(model: Model, uses: "Mapping[str, Sequence[_Use]]", trained: Sequence[str]) -> bool:
+    """A pass: each use of these initializers has its own, and the model lists its parameters."""
+    made = {name: _separate(model.ir, name, uses[name]) for name in uses}
+    statistics = set(statistics_of_norms(model.ir))
     listed = [each for name in trained for each in made.get(name, [name]) if each not in statistics]
-    copy.ir.metadata_props[parameters.KEY] = json.dumps(listed)
+    model.ir.metadata_props[parameters.KEY] = json.dumps(listed)
     if made:
         logger.info("%s: %s stood for several parameters, and were separated.", model.name, ", ".join(made))
-    return copy
+    return bool(made)
 
 
 def _shared(model: Model) -> dict[str, list[_Use]]:

@@ -288,15 +288,11 @@ def _statistic(work: _TrainingForm, node: ir.Node, slot: int, turned: frozenset[
     layer = (slot, *node.inputs[1:5])
     if layer in work.owners:
         return work.owners[layer]
-    if value in work.owners.values() or _is_read_elsewhere(value, slot, turned):
+    is_read_elsewhere = value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
+    if value in work.owners.values() or is_read_elsewhere:
         value = _own_copy(work, node, slot, value)
     work.owners[layer] = value
     return value
-
-
-def _is_read_elsewhere(value: ir.Value, slot: int, turned: frozenset[ir.Node]) -> bool:
-    """Whether it is read as anything but this running statistic of nodes that are being turned."""
-    return value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
 
 
 def _own_copy(work: _TrainingForm, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
@@ -324,18 +320,14 @@ def _turn_dropouts(work: _TrainingForm) -> int:
                 f"{work.model.name}: whether Dropout '{node.name}' drops is the input '{mode.name}': make it a "
                 "constant."
             )
-        if _has_ratio_zero(op, node):
+        ratio = op.content(input_at(node, 1))
+        if ratio is not None and not ratio.any():
             _bypass(work, node)
             continue
         node.resize_inputs(3)
         node.replace_input_with(2, op.constant(True, ir.DataType.BOOL))
         count += 1
     return count
-
-
-def _has_ratio_zero(op: Emitter, node: ir.Node) -> bool:
-    ratio = op.content(input_at(node, 1))
-    return ratio is not None and not ratio.any()
 
 
 def _bypass(work: _TrainingForm, node: ir.Node) -> None:

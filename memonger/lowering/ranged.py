@@ -57,7 +57,10 @@ def run(
         for sizes in ranging.points(ranges):
             own = ranging.shapes_at(shapes, ranges, sizes)
             open_dims.bind(model, own)
-            given = None if inputs is None else {name: _of_shape(feed, own.get(name)) for name, feed in inputs.items()}
+            given = None if inputs is None else {
+                name: np.resize(feed, own[name]) if isinstance(feed, np.ndarray) and name in own else feed
+                for name, feed in inputs.items()
+            }  # fmt: skip
             try:
                 runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given, wanted, spent))
             except SessionError as error:
@@ -76,11 +79,6 @@ def run(
     orders = frozenset[tuple[str, ...]]().union(*(one.orders for one in runs))
     foreign = frozenset[str]().union(*(one.foreign for one in runs))
     return dataclasses.replace(runs[0], orders=orders, foreign=foreign, workspace=workspace), tuple(runs)
-
-
-def _of_shape(feed: feeding.Feed, shape: tuple[int, ...] | None) -> feeding.Feed:
-    """A feed repeated or cut to a shape: what it holds stays valid."""
-    return np.resize(feed, shape) if isinstance(feed, np.ndarray) and shape is not None else feed
 
 
 def portable_form(model: Model, ranges: Mapping[str, DimRange]) -> Lowered:

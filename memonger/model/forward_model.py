@@ -102,7 +102,9 @@ def to_inference_form(forward: ir.Model) -> None:
         if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
             del node.attributes["training_mode"]
             _read_statistics_as_they_are(forward, node)
-        elif node.op_type == "Dropout" and (drops := input_at(node, 2)) is not None and not _is_fed(drops):
+        elif node.op_type == "Dropout" and (drops := input_at(node, 2)) is not None:
+            if drops.producer() is None and drops.is_graph_input() and drops.const_value is None:
+                continue  # it is fed
             node.resize_inputs(2)
         else:
             continue
@@ -121,10 +123,6 @@ def _read_statistics_as_they_are(forward: ir.Model, node: ir.Node) -> None:
             node.graph.insert_before(node, same)
             new.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
     node.resize_outputs(1)
-
-
-def _is_fed(value: ir.Value) -> bool:
-    return value.producer() is None and value.is_graph_input() and value.const_value is None
 
 
 def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:

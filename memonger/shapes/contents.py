@@ -132,7 +132,7 @@ def _slice(site: Site) -> One:
         given = [None if array is None else array.tolist() for array in (*arrays[1:], None, None)[:4]]
         starts, ends, axes, steps = given if fixed[0] is None else (*fixed, None)
         where = [slice(None)] * arrays[0].ndim
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        for number, (start, end) in enumerate(zip(starts or (), ends or (), strict=True)):
             axis, step = axes[number] if axes is not None else number, steps[number] if steps is not None else 1
             is_open = step < 0 and end < -arrays[0].shape[axis]
             where[axis] = slice(start, None if is_open else end, step)

@@ -47,7 +47,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
         return False
     described = {str(v.name): shape for v in all_values(graph) if (shape := static_shape(v)) is not None}
     try:
-        shapes, contents = Sizes(model).as_far_as_known(described)
+        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
     except PlanError:
         return False  # malformed attributes: whoever runs the node says so
     for value in lacking:
@@ -81,17 +81,15 @@ def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]
     open_nodes = [n for n in model.graph if any(static_shape(v) is None for v in n.outputs if v.name)]
     independent = input_independent(model, overridden=overridden) if open_nodes else set()
     for node in open_nodes:
-        decides, given = _decides_at_run_time(node, independent), [v for v in node.inputs if v is not None]
-        if decides or any(v in dynamic for v in given):
+        given = [value for value in node.inputs if value is not None]
+        deciding = (node.inputs[place] for place in facts(node).sized_by if place < len(node.inputs))
+        decides = (
+            facts(node).sized_at_run_time
+            or bool(subgraphs(node))
+            or any(value.type is not None and not dense(value) for value in (*given, *node.outputs))
+            or any(value is not None and value not in independent for value in deciding)
+        )
+        if decides or any(value in dynamic for value in given):
             anyway = facts(node).sized_anyway if dynamic.isdisjoint(given) else ()
             dynamic.update(v for at, v in enumerate(node.outputs) if static_shape(v) is None and at not in anyway)
     return dynamic
-
-
-def _decides_at_run_time(node: ir.Node, independent: set[ir.Value]) -> bool:
-    if facts(node).sized_at_run_time or subgraphs(node):
-        return True
-    if any(v is not None and not dense(v) and v.type is not None for v in (*node.inputs, *node.outputs)):
-        return True
-    deciding = (node.inputs[i] for i in facts(node).sized_by if i < len(node.inputs))
-    return any(v is not None and v not in independent for v in deciding)

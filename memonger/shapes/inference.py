@@ -40,7 +40,7 @@ def infer_shapes(model: Model) -> bool:
         LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
     """
     ranks = {value: len(value.shape) for value in model.graph.outputs if value.shape is not None}
-    before = _described(model.graph)
+    nodes, was_unknown = len(model.graph), _has_unknown(model.graph)
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
     for body in graphs(model.ir):
@@ -54,12 +54,8 @@ def infer_shapes(model: Model) -> bool:
         if value.shape is None and value in ranks:
             value.shape = ir.Shape([None] * ranks[value])
     checks.check_sizes(model)
-    return _described(model.graph) != before
-
-
-def _described(graph: ir.Graph) -> list[tuple[ir.DataType | None, tuple[int, ...] | None]]:
-    """Type and shape of each value that a node writes, as far as they are known."""
-    return [(value.dtype, static_shape(value)) for node in graph for value in node.outputs]
+    is_other = any(value.shape is None or value.shape.dims != shape.dims for value, shape in declared.items())
+    return was_unknown or is_other or len(model.graph) != nodes
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
@@ -67,9 +63,8 @@ def _infer_and_fold(model: Model) -> Exception | None:
     complaint = infer_once(model)
     while complete_types(model.graph):
         complaint = infer_once(model)
-    while fold_shape_arithmetic(model.ir):
-        if _has_unknown(model.graph):
-            complaint = infer_once(model)
+    while fold_shape_arithmetic(model.ir) and _has_unknown(model.graph):
+        complaint = infer_once(model)
     return complaint
 
 
@@ -123,7 +118,10 @@ def infer_once(model: Model) -> Exception | None:
         skeleton = _skeleton(model.ir)
     except SERIALIZING_ERRORS as error:
         raise LoadError(f"{model.name} is not a valid ONNX model: {root_cause(error)}.") from error
-    onnx_infer, follows = _inference(model), _longest_vector(model.graph) <= LONG
+    onnx_infer: Callable[..., onnx.ModelProto] = onnx.shape_inference.infer_shapes
+    if model.foreign and not _is_plain(model.ir):  # it could end this process
+        onnx_infer = partial(onnx_process.call, "infer_shapes")
+    follows = _longest_vector(model.graph) <= LONG
     complaint: Exception | None = None
     try:
         inferred = onnx_infer(skeleton, strict_mode=True, data_prop=follows)
@@ -135,7 +133,14 @@ def infer_once(model: Model) -> Exception | None:
             inferred = onnx_infer(skeleton, data_prop=follows)
         except INFERENCE_ERRORS as error:
             raise LoadError(_contradiction(model.name, error)) from error
-    _merge_all(model.ir, inferred)
+    info_of = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
+    for value in (value for node in model.graph for value in node.outputs):
+        info = info_of.get(value.name or "")
+        fresh = None if info is None else ir.serde.deserialize_value_info_proto(info, None)
+        if fresh is not None and fresh.type is not None:
+            value.type = fresh.type
+        if fresh is not None and fresh.shape is not None and static_shape(value) is None:
+            value.shape = fresh.shape
     return complaint
 
 
@@ -153,13 +158,6 @@ def _longest_vector(graph: ir.Graph) -> int:
         longest = max(longest, most)
         lengths.update(dict.fromkeys(node.outputs, most))
     return longest
-
-
-def _inference(model: Model) -> Callable[..., onnx.ModelProto]:
-    """onnx's inference, in another process where it could end this one."""
-    if not model.foreign or _is_plain(model.ir):
-        return onnx.shape_inference.infer_shapes
-    return partial(onnx_process.call, "infer_shapes")
 
 
 def _is_plain(model: ir.Model) -> bool:
@@ -195,23 +193,6 @@ def _contradiction(name: str, complaint: Exception) -> str:
         return f"{name} can't be read: {complaint}, as shapes below zero or an input left out would make it."
     lines = str(complaint).strip().removeprefix(_HEAD).splitlines()
     return f"{name}: its shapes or types contradict each other: {lines[0].rstrip('.') if lines else complaint!r}."
-
-
-def _merge_all(model: ir.Model, inferred: onnx.ModelProto) -> None:
-    info_of = {info.name: info for info in (*inferred.graph.value_info, *inferred.graph.output)}
-    for node in model.graph:
-        for value in node.outputs:
-            info = info_of.get(value.name or "")
-            if info is not None:
-                _merge(value, info)
-
-
-def _merge(value: ir.Value, info: onnx.ValueInfoProto) -> None:
-    fresh = ir.serde.deserialize_value_info_proto(info, None)
-    if fresh.type is not None:
-        value.type = fresh.type
-    if static_shape(value) is None and fresh.shape is not None:
-        value.shape = fresh.shape
 
 
 def _skeleton(model: ir.Model) -> onnx.ModelProto:

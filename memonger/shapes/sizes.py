@@ -53,6 +53,7 @@ class Sizes:
 
     Args:
         model: Every node and value named.
+        contents_alone: Leave out the nodes whose content decides no size: for `as_far_as_known`, with all shapes given.
 
     Attributes:
         names: Of the values that nodes write, in file order.
@@ -63,7 +64,7 @@ class Sizes:
         PlanError: a node's attributes are malformed; it names the node.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, contents_alone: bool = False) -> None:
         graph = model.graph
         numbers: dict[ir.Value, int] = {}
         graphs = (graph, *(body for node in graph.all_nodes() for body in subgraphs(node)))
@@ -72,7 +73,8 @@ class Sizes:
         self._shapes: list[Shape | None] = [None] * (len(numbers) + 1)
         self._contents: dict[int, np.ndarray] = {numbers[v]: array for v, array in constants(model).items()}
         for value in (value for each in graphs for value in each.initializers.values()):
-            self._shapes[numbers[value]] = _shape_of(value)
+            tensor = value.const_value
+            self._shapes[numbers[value]] = static_shape(value) if tensor is None else tuple(tensor.shape.numpy())
         for value in (value for each in graphs[1:] for value in each.initializers.values()):
             if value.const_value is not None and value.const_value.size <= SMALL:
                 self._contents[numbers[value]] = value.const_value.numpy()
@@ -81,7 +83,8 @@ class Sizes:
         self._written = tuple(numbers[value] for value in written)
         self._numbers = {str(value.name): numbers[value] for value in all_values(graph)}
         wanted = _wanted(model)
-        steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in graph}
+        nodes = (node for node in graph if not contents_alone or not wanted.isdisjoint(node.outputs))
+        steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in nodes}
         self._steps = tuple(step for found in steps.values() for step in found or ())
         self.open_nodes = {str(node.name): operator_name(node) for node, found in steps.items() if found is None}
         by_content = {value for step in self._steps if step.evaluate is not None for value in step.writes}
@@ -126,7 +129,7 @@ class Sizes:
                 with suppress(*CONTRADICTIONS):
                     _compute(step, shapes, known)
         written = list(zip(self.names, self._written, strict=True))
-        found = {name: shape for name, number in written if (shape := shapes[number]) is not None}
+        found = {name: one for name, number in written if (one := shapes[number]) is not None}
         return found, {name: known[number] for name, number in written if number in known}
 
 
@@ -189,11 +192,6 @@ def constants(model: ir.Model) -> dict[ir.Value, np.ndarray]:
         for value in model.graph.initializers.values()
         if value.const_value is not None and value.const_value.size <= SMALL and not value.is_graph_input()
     }
-
-
-def _shape_of(value: ir.Value) -> Shape | None:
-    tensor = value.const_value
-    return static_shape(value) if tensor is None else tuple(tensor.shape.numpy())
 
 
 def _steps(

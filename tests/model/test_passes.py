@@ -125,3 +125,14 @@ def test_a_plan_lists_the_passes_in_order_and_its_file_does_not(tmp_path: Path) 
     assert plans[0].passes[-1].nodes == plans[0].model.graph.num_nodes()
     plans[0].save(tmp_path / "planned.onnx")
     assert memonger.Plan.load(tmp_path / "planned.onnx").passes == ()
+
+
+def test_a_plan_for_the_cpu_lists_what_the_device_form_changed_whatever_order_onnxruntime_writes() -> None:
+    plans = [memonger.search_plan(_step(), mode="training", device="cpu", strategy="none") for _ in range(2)]
+    assert plans[0].passes == plans[1].passes
+    assert next(each.name for each in plans[0].passes if each.stage == "lower") == "fuse products"
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[1,8,9,9] x) => (float[1,8,9,9] y) {
+        i = Identity(x) s = Add(i, i) r = Relu(s) y = Identity(r) }"""
+    plan = memonger.search_plan(onnx.parser.parse_model(text), mode="inference", device="cpu")
+    assert PassRecord("lower", "optimize with onnxruntime", 2) in plan.passes
+    assert plan.model.graph.num_nodes() == 2
