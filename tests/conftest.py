@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Any:
-    """So does what tests of a file share: sessions collect garbage as they are made, and would look through all of it."""
+    """So does what tests of a file share: sessions collect garbage as they are made, and would look all through it."""
     made = yield
     if fixturedef.scope != "function":
         _leave_alone_what_stays()
