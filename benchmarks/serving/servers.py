@@ -88,10 +88,7 @@ class Target:
 TARGETS = {
     "triton-python": Target(lambda port: ("-m", "tests.support.triton_stand_in", "served/1", str(port))),
     "kserve": Target(
-        lambda port: ("-c", KSERVE.format(port=port)),
-        "/v2/health/ready",
-        "/v2/models/served/infer",
-        ("kserve",),
+        lambda port: ("-c", KSERVE.format(port=port)), "/v2/health/ready", "/v2/models/served/infer", ("kserve",)
     ),
     "ray": Target(
         lambda port: ("-c", RAY.format(port=port)), "/-/healthz", "/", ("ray",), {"RAY_USAGE_STATS_ENABLED": "0"}
