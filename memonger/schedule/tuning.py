@@ -9,9 +9,9 @@ from memonger.schedule.greedy import GreedyOptions
 class Tuning:
     """Constants of `memonger.schedule.portfolio`.
 
-    They were chosen on the published problems in tests/data/remat (``python -m benchmarks.planning.remat``), and those for large
-    problems on deep ResNets (``python -m benchmarks.planning.recompute``). Fractions of effort are of the effort of one
-    search.
+    They were chosen on the published problems in tests/data/remat (``python -m benchmarks.planning.remat``), and those
+    for large problems on deep ResNets (``python -m benchmarks.planning.recompute``). Fractions of effort are of the
+    effort of one search.
 
     Attributes:
         large: Number of nodes. Larger problems skip other evaluation orders and all greedy variants but the first, and
