@@ -1,4 +1,4 @@
-"""Writes a network for all contestants: ``python -m benchmarks.side_by_side.export NETWORK SIZE FOLDER``.
+"""Writes a network for all contestants: ``python -m benchmarks.training.side_by_side.export NETWORK SIZE FOLDER``.
 
 PyTorch's weights (weights.pt), the same network with them as ONNX in inference form with a symbolic batch
 (forward.onnx), and their sizes (figures.json, written last). SIZE is a `networks.Size` as JSON.
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.side_by_side import networks
+from benchmarks.training.side_by_side import networks
 from memonger.cli.worker import reason, say
 from models.torch_exports import export_module
 from models.torch_networks import initialized
