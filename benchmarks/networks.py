@@ -1,6 +1,5 @@
 """The networks of `benchmarks.chunks`: those of ``models/``, and PyTorch modules exported with a dynamic batch."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
-import memonger
 import models
 from memonger.runtime.feeds import Input
 from models import torch_exports
-
-TOKENS = 1000  # tokens lie below it: no vocabulary here is smaller
+from models.torch_exports import TOKENS
 
 Family = Literal["CNN", "transformer", "recurrent"]
 
@@ -62,72 +58,9 @@ def random_inputs(inputs: Iterable[Input], seed: int = 0) -> dict[str, np.ndarra
     return feeds
 
 
-def _hub(builder: str, shape: tuple[int, ...], **options: Any) -> Callable[[Path], None]:
-    """Writes a network of `models.torch_networks` for samples of a shape: images, or texts where it has one size."""
-
-    def export(path: Path) -> None:
-        import torch
-
-        from models.torch_networks import initialized
-
-        text = len(shape) == 1
-        torch.manual_seed(0)
-        x = torch.randint(0, TOKENS, (2, *shape)) if text else torch.randn(2, *shape)
-        _export(initialized(builder, x, **options).eval(), (x,), path)
-
-    return export
-
-
-def _t5_encoder(path: Path) -> None:
-    """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
-    import torch
-    import transformers
-
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = transformers.T5EncoderModel(transformers.T5Config(num_layers=4, vocab_size=8192))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.network(x).last_hidden_state
-
-    torch.manual_seed(0)
-    _export(Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
-
-
 def step(path: Path, **options: object) -> None:
     """GPT-2 in training form, with the loss as its output: 4 layers of 768, 1,024 tokens and 50,257 words."""
     onnx.save(models.build("gpt2", batch=None, training=True, **{"num_layers": 4, **options}), path)
-
-
-def _scores(path: Path, num_layers: int = 4) -> None:
-    """GPT-2 that scores labels: layers of 768, 1,024 tokens and 50,257 words; one number for each token."""
-    import torch
-
-    from models.torch_networks import GPT
-
-    class Scores(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = GPT(768, num_layers, 12, 50257, 1024)
-
-        def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            logits = self.network(tokens).unflatten(0, (-1, 1024))
-            return torch.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
-
-    torch.manual_seed(0)
-    tokens, labels = (torch.randint(0, TOKENS, (2, 1024)) for _ in range(2))
-    _export(Scores().eval(), (tokens, labels), path)
-
-
-def _export(module: Any, example: tuple[Any, ...], path: Path) -> None:
-    """Write a module with a dynamic batch."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    # The strides of other kernels of attention aren't those of the exporter's decomposition: it refuses Swin's views.
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
-        ir.save(memonger.from_torch(module, example, dynamic_batch=True).ir, path)
 
 
 _BERT = {"vocab_size": 8192, "num_hidden_layers": 4}
@@ -155,21 +88,21 @@ NETWORKS: Mapping[str, Network] = {
     "densenet_bc100": Network("CNN"),
     "mobilenet_v2": Network("CNN"),
     "unet": Network("CNN", options={"image": 256}),
-    "convnext_tiny": Network("CNN", _hub("convnext_tiny", (3, 224, 224))),
-    "efficientnet_b0": Network("CNN", _hub("efficientnet_b0", (3, 224, 224))),
-    "resnext50": Network("CNN", _hub("resnext50", (3, 224, 224))),
+    "convnext_tiny": Network("CNN", torch_exports.hub("convnext_tiny", (3, 224, 224))),
+    "efficientnet_b0": Network("CNN", torch_exports.hub("efficientnet_b0", (3, 224, 224))),
+    "resnext50": Network("CNN", torch_exports.hub("resnext50", (3, 224, 224))),
     "pyramid": Network("CNN", lambda path: torch_exports.export("torch pyramid", path)),
     "lstm": Network("recurrent"),
     "vit": Network("transformer"),
     "vit_b16": Network("transformer"),
-    "swin_tiny": Network("transformer", _hub("swin_tiny", (3, 224, 224))),
+    "swin_tiny": Network("transformer", torch_exports.hub("swin_tiny", (3, 224, 224))),
     "gpt": Network("transformer"),
-    "bert": Network("transformer", _hub("bert", (128,), **_BERT)),
-    "llama": Network("transformer", _hub("llama", (256,), **_LLAMA)),
-    "t5_encoder": Network("transformer", _t5_encoder),
+    "bert": Network("transformer", torch_exports.hub("bert", (128,), **_BERT)),
+    "llama": Network("transformer", torch_exports.hub("llama", (256,), **_LLAMA)),
+    "t5_encoder": Network("transformer", torch_exports.t5_encoder),
     "gpt2": Network("transformer", options={"num_layers": 4}, batches=(1, 4), is_long=True),
     "gpt2_step": Network("transformer", step, batches=(1, 4), is_long=True, is_kin=True),
-    "gpt2_scores": Network("transformer", _scores, batches=(1, 4), is_long=True),
+    "gpt2_scores": Network("transformer", torch_exports.gpt_scores, batches=(1, 4), is_long=True),
 }
 """Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""
 

@@ -3,9 +3,17 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import memonger
+from models.torch_networks import GPT, initialized
+
+TOKENS = 1000  # tokens lie below it: no vocabulary here is smaller
 
 
 class ConvNeXt(nn.Module):
@@ -153,3 +161,56 @@ def export(name: str, path: Path) -> None:
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         shapes = ({0: torch.export.Dim("batch")},)
         torch.onnx.export(make().eval(), (example(2),), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
+
+
+def export_module(module: nn.Module, example: tuple[torch.Tensor, ...], path: Path, **names: Any) -> None:
+    """Write a module with a dynamic batch, by `memonger.from_torch`, which is told these ``names``."""
+    # The strides of other kernels of attention aren't those of the exporter's decomposition: it refuses Swin's views.
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        ir.save(memonger.from_torch(module, example, dynamic_batch=True, **names).ir, path)
+
+
+def hub(builder: str, shape: tuple[int, ...], **options: Any) -> Callable[[Path], None]:
+    """Writes a network of `models.torch_networks` for samples of a shape: images, or texts where it has one size."""
+
+    def write(path: Path) -> None:
+        torch.manual_seed(0)
+        x = torch.randint(0, TOKENS, (2, *shape)) if len(shape) == 1 else torch.randn(2, *shape)
+        export_module(initialized(builder, x, **options).eval(), (x,), path)
+
+    return write
+
+
+class _T5Encoder(nn.Module):
+    def __init__(self) -> None:
+        import transformers
+
+        super().__init__()
+        self.network = transformers.T5EncoderModel(transformers.T5Config(num_layers=4, vocab_size=8192))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).last_hidden_state
+
+
+def t5_encoder(path: Path) -> None:
+    """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
+    torch.manual_seed(0)
+    export_module(_T5Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
+
+
+class _Scores(nn.Module):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.network = GPT(768, num_layers, 12, 50257, 1024)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.network(tokens).unflatten(0, (-1, 1024))
+        return torch.log_softmax(logits, -1).gather(-1, labels[..., None])[..., 0]
+
+
+def gpt_scores(path: Path, num_layers: int = 4) -> None:
+    """GPT-2 that scores labels: layers of 768, 1,024 tokens and 50,257 words; one number for each token."""
+    torch.manual_seed(0)
+    tokens, labels = (torch.randint(0, TOKENS, (2, 1024)) for _ in range(2))
+    export_module(_Scores(num_layers).eval(), (tokens, labels), path)

@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Any:
-    """So does what tests of a file share: a session collects garbage as it is made, and would look through it all."""
+    """So does what tests of a file share: sessions collect garbage as they are made, and would look all through it."""
     made = yield
     if fixturedef.scope != "function":
         _leave_alone_what_stays()

@@ -16,7 +16,7 @@ SHORTER = {
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 RUN = """
-import contextlib, io, json, os, runpy, sys
+import contextlib, gc, io, json, os, runpy, sys
 path = list(sys.path)
 for example, folder, arguments in json.loads(sys.argv[1]):
     os.chdir(folder)
@@ -25,6 +25,8 @@ for example, folder, arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(printed):
         runpy.run_path(example, run_name="__main__")
     sys.stdout.write(json.dumps(printed.getvalue()) + "\\n")
+    gc.collect()
+    gc.freeze()  # what it imported stays: sessions of the next collect garbage as they are made
 """
 """One process runs all, one after the other: most of the time of each is what it imports."""
 

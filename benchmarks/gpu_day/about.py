@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.gpu_day.stages import Settings
 from benchmarks.machine import accelerator, machine
-from benchmarks.side_by_side.devices import used_bytes
+from benchmarks.training.side_by_side.devices import used_bytes
 from memonger.cli.worker import Worker, WorkerError
 from memonger.devices import parse_device
 from memonger.units import format_size
@@ -26,7 +26,7 @@ def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "probe.err"
         arguments = [settings.device, *([] if settings.torch and not settings.rehearse else ["--no-torch"])]
-        with Worker("benchmarks.side_by_side.probe", arguments, errors) as process:
+        with Worker("benchmarks.training.side_by_side.probe", arguments, errors) as process:
             try:
                 said = process.read(seconds / 2)
                 if said["missing"]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.side_by_side import turns
-from benchmarks.side_by_side.devices import Watch, used_bytes
+from benchmarks.training.side_by_side import turns
+from benchmarks.training.side_by_side.devices import Watch, used_bytes
 from memonger.devices import Cuda, parse_device
 
 WARM, ROUNDS, TURN = 3, 5, 0.08

@@ -4,12 +4,12 @@ from typing import Any
 
 from benchmarks.gpu_day.stages import Settings
 from benchmarks.gpu_day.training import how, kept, size
-from benchmarks.side_by_side import largest
+from benchmarks.training.side_by_side import largest
 
 WITHOUT = ("checkpoint", "more")
 
 
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
-    """The row of a network, as `benchmarks.side_by_side` has it."""
+    """The row of a network, as `benchmarks.training.side_by_side` has it."""
     without = (*WITHOUT, "eager", "budget") if settings.rehearse else WITHOUT
     return kept(largest.measure(item, size(item, settings), how(settings, seconds, without)))

@@ -11,9 +11,9 @@ from benchmarks.gpu_day import record
 from benchmarks.gpu_day.record import Row
 from benchmarks.gpu_day.stages import STAGES, Stage
 from benchmarks.machine import MIB, Table, geometric_mean, pyplot
-from benchmarks.side_by_side import plots, results
-from benchmarks.side_by_side.table import ratios
-from benchmarks.side_by_side.table import table as training_table
+from benchmarks.training.side_by_side import plots, results
+from benchmarks.training.side_by_side.table import ratios
+from benchmarks.training.side_by_side.table import table as training_table
 from tests.facts.checks import CHECKS
 from tests.facts.fact import FAILS, HOLDS, LOST, Fact, written
 
@@ -246,7 +246,7 @@ def _contest_table(rows: Sequence[Row], about: Row) -> list[str]:
 
 
 def _record(rows: Sequence[Row], memory: int) -> results.Record:
-    """Rows of `benchmarks.side_by_side` as it keeps them."""
+    """Rows of `benchmarks.training.side_by_side` as it keeps them."""
     found = []
     for row in (row["row"] for row in rows):
         each = tuple(results.Result(**result) for result in row["results"])
@@ -283,7 +283,7 @@ def facts_table(rows: Sequence[Row]) -> str:
 
 
 def _plot(rows: Sequence[Row], out: Path) -> None:
-    """Bars of inference over stock onnxruntime's; of training as `benchmarks.side_by_side` draws them."""
+    """Bars of inference over stock onnxruntime's; of training as `benchmarks.training.side_by_side` draws them."""
     inference = [row for row in record.of(rows, "inference") if _ran(row, "default")]
     if inference and is_real(rows):
         plt = pyplot()

@@ -11,7 +11,7 @@ from benchmarks.gpu_day.stages import Settings
 FILES = {"runtime": "tests/runtime/test_cuda_sessions.py", "planning": "tests/planner/test_cuda_plans.py"}
 START = """
 import sys
-from benchmarks.side_by_side.job import load_cuda_libraries
+from benchmarks.training.side_by_side.job import load_cuda_libraries
 load_cuda_libraries()
 import pytest
 sys.exit(pytest.main(sys.argv[1:]))

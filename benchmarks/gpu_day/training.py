@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_day.stages import Settings
-from benchmarks.side_by_side import networks, results, rows, turns
-from benchmarks.side_by_side.devices import Device
+from benchmarks.training.side_by_side import networks, results, rows, turns
+from benchmarks.training.side_by_side.devices import Device
 
 WITHOUT = ("checkpoint", "compile70", "compile50", "compile30", "share70")
 TINY: Mapping[str, networks.Size] = {"densenet_bc100": networks.Size(4, (3, 8, 8), {"blocks": (2, 2), "growth": 4})}
 
 
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
-    """The row of a network, as `benchmarks.side_by_side` has it."""
+    """The row of a network, as `benchmarks.training.side_by_side` has it."""
     without = (*WITHOUT, "compile", "none", "share30") if settings.rehearse else WITHOUT
     return kept(rows.measure("training", item, size(item, settings), how(settings, seconds, without)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_day.stages import Settings
-from benchmarks.side_by_side.job import load_cuda_libraries
+from benchmarks.training.side_by_side.job import load_cuda_libraries
 from memonger.cli.worker import reason, serve
 
 

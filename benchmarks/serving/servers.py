@@ -8,7 +8,6 @@ original model. Memory is the anonymous memory of the server's processes (Pss), 
 
 import dataclasses
 import http.client
-import json
 import os
 import re
 import signal
@@ -33,12 +32,11 @@ import memonger
 from benchmarks.machine import ROOT, machine
 from memonger.serving import export
 from tests.support import triton_stand_in
-from tests.support.serving_requests import BATCHES, Request, bad_requests, good_requests, model
+from tests.support.serving_requests import BATCHES, Answer, Request, bad_requests, good_requests, judge, model
 
 CLIENTS, BAD_EVERY, WARM = 8, 10, 1000
 STARTING, ANSWERING, STOPPING = 120.0, 60.0, 20.0  # seconds that are waited at most
 SETTLING = 3.0  # seconds without requests before memory is read
-LONGEST = 1000  # characters that a message may have
 MIB = 1 << 20
 
 KSERVE = """
@@ -70,8 +68,6 @@ class PlannedService:
         return {"outputs": [{"name": "y", "shape": [rows, 10], "datatype": "FP32", "data": [0.0] * 10 * rows}]}
 """  # what BentoML takes without a model and without memonger
 
-# An HTTP status, and what came with it. Triton's errors count as 400, and what model.py raises as 500.
-Answer = tuple[int, Any]
 Ask = Callable[[Any], Answer]
 
 
@@ -92,10 +88,7 @@ class Target:
 TARGETS = {
     "triton-python": Target(lambda port: ("-m", "tests.support.triton_stand_in", "served/1", str(port))),
     "kserve": Target(
-        lambda port: ("-c", KSERVE.format(port=port)),
-        "/v2/health/ready",
-        "/v2/models/served/infer",
-        ("kserve",),
+        lambda port: ("-c", KSERVE.format(port=port)), "/v2/health/ready", "/v2/models/served/infer", ("kserve",)
     ),
     "ray": Target(
         lambda port: ("-c", RAY.format(port=port)), "/-/healthz", "/", ("ray",), {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -171,41 +164,6 @@ class Clients:
     def _request(self, number: int) -> Request:
         rest, turn = number % BAD_EVERY, number // BAD_EVERY
         return self._good[number % len(self._good)] if rest else self._bad[turn % len(self._bad)]
-
-
-def judge(request: Request, answer: Answer) -> str:
-    """What an answer counts as."""
-    status, content = answer
-    if request.answer is None:
-        return "bad refused" if 400 <= status < 500 and is_message(content) else "bad otherwise"
-    if status != 200:
-        return "good wrong"
-    if not isinstance(content, np.ndarray):
-        (output,) = json.loads(content)["outputs"]
-        content = np.asarray(output["data"], np.float32).reshape(output["shape"])
-    expected = request.answer
-    is_right = content.shape == expected.shape and np.allclose(content, expected, 1e-5, 1e-5, equal_nan=True)
-    return "good right" if is_right else "good wrong"
-
-
-def is_message(content: str | bytes) -> bool:
-    """Whether that says what is wrong in one line; in JSON the words are looked at, each by itself."""
-    text = content if isinstance(content, str) else content.decode()
-    try:
-        words = list(_words(json.loads(text)))
-    except ValueError:
-        words = [text]
-    return bool(words) and all(re.fullmatch(rf"[^\n\r]{{1,{LONGEST}}}", one) for one in words)
-
-
-def _words(content: Any) -> Iterator[str]:
-    """The messages in an error of BentoML, Ray Serve, KServe or pydantic, which echoes the input beside its own."""
-    if isinstance(content, list):
-        for one in content:
-            yield from _words(one)
-    elif isinstance(content, dict):
-        for key in ("error", "detail", "msg"):
-            yield from [content[key]] if isinstance(content.get(key), str) else _words(content.get(key))
 
 
 def http_client(port: int, path: str) -> Ask:

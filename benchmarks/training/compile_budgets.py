@@ -22,10 +22,10 @@ from torch import nn
 
 import memonger
 from benchmarks.machine import Record, Table, keep, progress, stamp
-from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.contestants import SHARES
-from benchmarks.side_by_side.export import export
-from benchmarks.side_by_side.planning import Planner, Wish
+from benchmarks.training.side_by_side import networks
+from benchmarks.training.side_by_side.contestants import SHARES
+from benchmarks.training.side_by_side.export import export
+from benchmarks.training.side_by_side.planning import Planner, Wish
 
 # transformers' attention without a kernel of its own: what it drops has to reach the export.
 _BERT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "attn_implementation": "eager"}

@@ -2,8 +2,8 @@
 
 Writes peers.txt, .json and _<kind>.png. PyTorch eager, with its memory kept (MALLOC_MMAP_MAX_=0: fresh pages are slow
 on virtual machines), with checkpoints, compiled, and in three budgets; memonger with nothing recomputed and in three
-budgets. ``--kinds largest``: the largest batch that 2 GB train. `benchmarks.side_by_side.networks` has the sizes, and
-how they differ from a GPU's.
+budgets. ``--kinds largest``: the largest batch that 2 GB train. `side_by_side.networks` has the sizes, and how they
+differ from a GPU's.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.machine import machine
-from benchmarks.side_by_side import largest, plots, results, rows
-from benchmarks.side_by_side.contestants import KINDS
-from benchmarks.side_by_side.devices import Device
-from benchmarks.side_by_side.networks import NETWORKS, size_of
-from benchmarks.side_by_side.table import table
-from benchmarks.side_by_side.turns import Clock, OutOfTime, Settings
+from benchmarks.training.side_by_side import largest, plots, results, rows
+from benchmarks.training.side_by_side.contestants import KINDS
+from benchmarks.training.side_by_side.devices import Device
+from benchmarks.training.side_by_side.networks import NETWORKS, size_of
+from benchmarks.training.side_by_side.table import table
+from benchmarks.training.side_by_side.turns import Clock, OutOfTime, Settings
 from memonger.errors import PlanError
 from memonger.units import parse_size
 

@@ -237,11 +237,7 @@ def training() -> Iterator[str]:
     kinds = ("float32", MOVED, "float16", "bfloat16")
     torch_kinds = ("torch float32", "torch bfloat16")
     for name, seeds, runs in (
-        (
-            "digits",
-            SEEDS,
-            dict.fromkeys(kinds, train_digits) | dict.fromkeys(torch_kinds, train_digits_in_torch),
-        ),
+        ("digits", SEEDS, dict.fromkeys(kinds, train_digits) | dict.fromkeys(torch_kinds, train_digits_in_torch)),
         ("gpt", GPT_SEEDS, dict.fromkeys(kinds, train_gpt)),
     ):
         base: list[Learnt] = []

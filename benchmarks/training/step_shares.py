@@ -3,7 +3,7 @@
 The networks of `training.peers` with nothing recomputed. Node times are medians of onnxruntime's profiler in steps
 5 to 8: the first steps have the page faults of fresh memory in them. Shares are of the time of all nodes. Cores that
 share no cache move what Transpose writes at half the speed, so steps are profiled again until they share one (see
-`benchmarks.side_by_side.cores`). Written to step_shares.txt where no network is left out.
+`benchmarks.training.side_by_side.cores`). Written to step_shares.txt where no network is left out.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import memonger
 from benchmarks.machine import Table, keep, stamp
-from benchmarks.side_by_side import cores, networks
-from benchmarks.side_by_side.export import export
-from benchmarks.side_by_side.planning import Planner, Wish
+from benchmarks.training.side_by_side import cores, networks
+from benchmarks.training.side_by_side.export import export
+from benchmarks.training.side_by_side.planning import Planner, Wish
 from memonger.runtime.feeds import Feeds
 from memonger.runtime.profile import NodeRun, read_profile
 

@@ -24,9 +24,7 @@ from memonger.words import either, option
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 FLEETS = ("triton-python", "kserve", "ray", "bentoml")
 """Targets whose processes hold a fleet of memonger's: they take several models."""
-PROCESS_BYTES = (
-    512 * MiB
-)  # Python, numpy, onnxruntime and a server: measured below that (benchmarks/serving/servers.txt)
+PROCESS_BYTES = 512 * MiB  # Python, numpy, onnxruntime, a server: measured below that (benchmarks/serving/servers.txt)
 WAIT = 30
 """Seconds that a request waits for an arena at most, where nothing is said."""
 STOCK_NOTE = (

@@ -8,12 +8,12 @@ import onnx
 import pytest
 
 import memonger
-from benchmarks.training.coverage import AGREED, judge
 from memonger.autodiff.open_operators import OPEN
 from memonger.autodiff.registry import EXPANSIONS, RULES
 from tests.support import operators_page as page
 from tests.support.fused_cases import TEXTS, fused_cases
 from tests.support.node_cases import Case, cases
+from tests.support.verdicts import AGREED, judge
 
 T, N, D, H = 3, 2, 4, 3
 BOTH = 'direction="bidirectional"'

@@ -1,4 +1,4 @@
-"""benchmarks.side_by_side: the peers compute the same, and whatever happens to one of them is a row of the table."""
+"""training.side_by_side: the peers compute the same, and whatever happens to one of them is a row of the table."""
 
 import argparse
 import dataclasses
@@ -16,11 +16,11 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytest.importorskip("transformers")
 
-from benchmarks.side_by_side import contestants, cores, devices, networks, results, rows, turns  # noqa: E402
-from benchmarks.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
-from benchmarks.side_by_side.table import table  # noqa: E402
-from benchmarks.side_by_side.turns import Clock, OutOfTime  # noqa: E402
 from benchmarks.training import peers  # noqa: E402
+from benchmarks.training.side_by_side import contestants, cores, devices, networks, results, rows, turns  # noqa: E402
+from benchmarks.training.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
+from benchmarks.training.side_by_side.table import table  # noqa: E402
+from benchmarks.training.side_by_side.turns import Clock, OutOfTime  # noqa: E402
 from memonger.cli.worker import Worker  # noqa: E402
 from models import torch_networks  # noqa: E402
 
@@ -185,7 +185,7 @@ def test_a_contestant_that_fails_is_a_row_with_the_reason(folder: Path) -> None:
 
 
 def _job(place: Path, weights: str) -> Any:
-    from benchmarks.side_by_side.job import Job
+    from benchmarks.training.side_by_side.job import Job
 
     return Job(
         library="torch", mode="eager", network="densenet_bc100", device="cpu",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from memonger.cli import commands
+from memonger.cli import commands, planning
 from memonger.units import format_size
 from tests.support.stock import normal
 
 BATCH = 4
+EFFORT = 20_000  # of each search: networks of a dozen nodes need no more, and what is refused is searched to the end
 
 MODELS = {
     "convolutions": (
@@ -76,8 +78,9 @@ def _refused(model: Path, batch: int, budget: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_commands_give_one_answer(name: str, tmp_path: Path) -> None:
+def test_all_commands_give_one_answer(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(planning, "Options", partial(planning.Options, effort=EFFORT))
     model, planned = _written(name, tmp_path), tmp_path / "planned.onnx"
 
     # what it takes by default: plan, the file, plan-all, and a frontier that has nothing worse

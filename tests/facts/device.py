@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.side_by_side.job import load_cuda_libraries
+from benchmarks.training.side_by_side.job import load_cuda_libraries
 from memonger.devices import Device, parse_device
 from memonger.errors import RuntimeUnavailableError
 from memonger.runtime.cuda import missing

@@ -76,7 +76,7 @@ def test_steps_that_are_recomputed_have_the_same_bits_and_products_of_their_own(
 
 def test_a_budget_that_needs_no_recomputation_takes_joined_products() -> None:
     budget = _plan().total_bytes
-    plan = _search(budget=budget)
+    plan = _search(budget=budget, effort=500)
     assert _joined(plan)
     assert plan.total_bytes <= budget
     less = _search(budget=budget - 4096, effort=500)

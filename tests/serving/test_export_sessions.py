@@ -16,7 +16,6 @@ import onnx
 import pytest
 
 import memonger
-from benchmarks.serving.servers import judge
 from memonger.errors import SessionError
 from memonger.serving import export
 from memonger.serving.protocol import message, read_inputs, read_request, write_body, write_outputs
@@ -291,7 +290,7 @@ def test_tritons_python_model_goes_on_after_bad_requests_the_first_among_them(
         together = requests[start : start + sizes[start % len(sizes)]]
         for request, answer in zip(together, model.execute([request_of(one.content) for one in together]), strict=True):
             given = (400, str(answer.error)) if answer.error else (200, answer.outputs["y"])
-            verdicts.append((request.kind, judge(request, given)))
+            verdicts.append((request.kind, serving_requests.judge(request, given)))
         start += len(together)
     assert {verdict for _, verdict in verdicts} == {"good right", "bad refused"}, set(verdicts)
 

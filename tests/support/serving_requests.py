@@ -5,8 +5,10 @@ HTTP request for the others.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,9 +20,13 @@ MODEL = """<ir_version: 10, opset_import: ["": 20]>
 g (float[batch, 3, 16, 16] x, int64[batch] k) => (float[batch, 10] y) {
   a = Conv <pads = [1, 1, 1, 1]> (x, u)  b = Relu(a)  c = Conv <pads = [1, 1, 1, 1]> (b, v)  d = Sigmoid(b)
   e = Mul(c, d)  f = GlobalAveragePool(e)  h = Flatten(f)  i = MatMul(h, w)  j = Gather(t, k)  y = Add(i, j) }"""
+LONGEST = 1000  # characters that a message may have
 DATATYPES = {"float32": "FP32", "float64": "FP64", "int64": "INT64"}
 
 Feeds = Mapping[str, np.ndarray]
+
+# An HTTP status, and what came with it. Triton's errors count as 400, and what model.py raises as 500.
+Answer = tuple[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +139,38 @@ def _bad_bodies() -> dict[str, bytes]:
         "not UTF-8": b'{"inputs": "\xff\xfe"}',
         "brackets 100,000 deep": b'{"inputs": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     }
+
+
+def judge(request: Request, answer: Answer) -> str:
+    """What an answer counts as."""
+    status, content = answer
+    if request.answer is None:
+        return "bad refused" if 400 <= status < 500 and is_message(content) else "bad otherwise"
+    if status != 200:
+        return "good wrong"
+    if not isinstance(content, np.ndarray):
+        (output,) = json.loads(content)["outputs"]
+        content = np.asarray(output["data"], np.float32).reshape(output["shape"])
+    expected = request.answer
+    is_right = content.shape == expected.shape and np.allclose(content, expected, 1e-5, 1e-5, equal_nan=True)
+    return "good right" if is_right else "good wrong"
+
+
+def is_message(content: str | bytes) -> bool:
+    """Whether that says what is wrong in one line; in JSON the words are looked at, each by itself."""
+    text = content if isinstance(content, str) else content.decode()
+    try:
+        words = list(_words(json.loads(text)))
+    except ValueError:
+        words = [text]
+    return bool(words) and all(re.fullmatch(rf"[^\n\r]{{1,{LONGEST}}}", one) for one in words)
+
+
+def _words(content: Any) -> Iterator[str]:
+    """The messages in an error of BentoML, Ray Serve, KServe or pydantic, which echoes the input beside its own."""
+    if isinstance(content, list):
+        for one in content:
+            yield from _words(one)
+    elif isinstance(content, dict):
+        for key in ("error", "detail", "msg"):
+            yield from [content[key]] if isinstance(content.get(key), str) else _words(content.get(key))

@@ -155,7 +155,7 @@ def tiles(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) -> 
         sizes = [choice.choice([1, 4, 6, 24])]
         options = {"dims": {"N": sizes[0]}, "chunks": choice.choice(["auto", 2, 3, 4, "1:2", "1:4", 64])}
         options |= {"max_overhead": 1e9} if choice.random() < 0.8 else {}
-    options |= {"budget": choice.choice(["4KiB", "16KiB", "1MiB"])} if choice.random() < 0.3 else {}
+    options |= {"budget": choice.choice(["4KiB", "16KiB", "1MiB"]), "effort": 2_000} if choice.random() < 0.3 else {}
     device = choice.choice(["none", "cpu"]) if is_range else "cpu"
     tell(mutation=f"{device} {shape} {options}: {note}", stage="device plan" if device == "cpu" else "plan")
     feeds = [

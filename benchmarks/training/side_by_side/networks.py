@@ -93,10 +93,7 @@ def data(network: Network, size: Size, batch: int, seed: int = 0) -> dict[str, n
             "labels": rng.integers(0, network.classes, np.prod(shape)),
         }
     labelled = (batch, *size.shape[1:]) if network.data == "masks" else (batch,)
-    return {
-        "x": rng.standard_normal(shape, dtype=np.float32),
-        "labels": rng.integers(0, network.classes, labelled),
-    }
+    return {"x": rng.standard_normal(shape, dtype=np.float32), "labels": rng.integers(0, network.classes, labelled)}
 
 
 def build(name: str, options: Mapping[str, Any]) -> "torch.nn.Module":

@@ -9,8 +9,8 @@ import torch._functorch as functorch
 import torch._functorch.config
 from torch import Tensor, nn
 
-from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.job import MOMENTUM, RATE, Job
+from benchmarks.training.side_by_side import networks
+from benchmarks.training.side_by_side.job import MOMENTUM, RATE, Job
 
 
 class TorchRunner:

@@ -1,4 +1,4 @@
-"""Plans a network as it is asked to: ``python -m benchmarks.side_by_side.planning FOLDER DEVICE THREADS TF32 EFFORT``.
+"""Plans a network as it is asked: ``python -m ...side_by_side.planning FOLDER DEVICE THREADS TF32 EFFORT``.
 
 For each line with a wish it says a line with the plan's figures. FOLDER holds what `export` wrote; plans go there, too,
 and one that is there already isn't made again. EFFORT is that of a search for a budget, ``-`` the planner's own.
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries
+from benchmarks.training.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries
 from memonger.cli.worker import reason, serve
 
 if TYPE_CHECKING:

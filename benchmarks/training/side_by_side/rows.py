@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.contestants import KINDS, Contestant
-from benchmarks.side_by_side.job import Job
-from benchmarks.side_by_side.planning import Figures, Wish
-from benchmarks.side_by_side.results import Result, Row
-from benchmarks.side_by_side.turns import Entry, Settings, compete
+from benchmarks.training.side_by_side import networks
+from benchmarks.training.side_by_side.contestants import KINDS, Contestant
+from benchmarks.training.side_by_side.job import Job
+from benchmarks.training.side_by_side.planning import Figures, Wish
+from benchmarks.training.side_by_side.results import Result, Row
+from benchmarks.training.side_by_side.turns import Entry, Settings, compete
 from memonger.cli.worker import Worker, WorkerError
 
 
@@ -72,12 +72,14 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
     if not figures.exists():
         arguments = [name, json.dumps(asdict(size)), str(folder)]
         with Worker(
-            "benchmarks.side_by_side.export", arguments, folder / "export.err", left=settings.clock.left
+            "benchmarks.training.side_by_side.export", arguments, folder / "export.err", left=settings.clock.left
         ) as worker:
             worker.read(2 * settings.patience)
     effort = "-" if settings.effort is None else str(settings.effort)
     arguments = [str(folder), settings.device.name, str(settings.threads), str(int(settings.tf32)), effort]
-    planner = Worker("benchmarks.side_by_side.planning", arguments, folder / "planning.err", left=settings.clock.left)
+    planner = Worker(
+        "benchmarks.training.side_by_side.planning", arguments, folder / "planning.err", left=settings.clock.left
+    )
     stack.push(planner)
     return Course(name, size, folder, settings, json.loads(figures.read_text()), planner)
 

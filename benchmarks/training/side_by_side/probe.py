@@ -1,4 +1,4 @@
-"""What a GPU's contestants need: ``python -m benchmarks.side_by_side.probe cuda:N [--no-torch]``.
+"""What a GPU's contestants need: ``python -m benchmarks.training.side_by_side.probe cuda:N [--no-torch]``.
 
 Says one line: what is missing, or the versions of what is there. Then makes a bare CUDA context, says so, and keeps it
 until its input ends: the parent reads from the driver what it takes.
@@ -8,7 +8,7 @@ import ctypes
 import importlib.util
 import sys
 
-from benchmarks.side_by_side.job import load_cuda_libraries
+from benchmarks.training.side_by_side.job import load_cuda_libraries
 from memonger.cli.worker import reason, say
 
 
@@ -24,7 +24,7 @@ def missing(device: str, torch: bool = True) -> list[str]:
     except MemongerError as error:
         found.append(str(error))
     try:
-        from benchmarks.side_by_side.devices import nvml
+        from benchmarks.training.side_by_side.devices import nvml
 
         nvml()
     except ImportError:

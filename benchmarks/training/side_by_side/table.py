@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.machine import MIB, Table, geometric_mean
-from benchmarks.side_by_side.contestants import SHARES, training
-from benchmarks.side_by_side.job import STEPS, WARM
-from benchmarks.side_by_side.results import Record, Result, Row
+from benchmarks.training.side_by_side.contestants import SHARES, training
+from benchmarks.training.side_by_side.job import STEPS, WARM
+from benchmarks.training.side_by_side.results import Record, Result, Row
 
 TITLES = {"training": "Training steps", "largest": "Largest batch trained in {memory}"}
 NOTES = {

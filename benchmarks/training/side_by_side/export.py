@@ -1,4 +1,4 @@
-"""Writes a network for all contestants: ``python -m benchmarks.side_by_side.export NETWORK SIZE FOLDER``.
+"""Writes a network for all contestants: ``python -m benchmarks.training.side_by_side.export NETWORK SIZE FOLDER``.
 
 PyTorch's weights (weights.pt), the same network with them as ONNX in inference form with a symbolic batch
 (forward.onnx), and their sizes (figures.json, written last). SIZE is a `networks.Size` as JSON.
@@ -6,17 +6,14 @@ PyTorch's weights (weights.pt), the same network with them as ONNX in inference 
 
 import json
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import memonger
-from benchmarks.side_by_side import networks
+from benchmarks.training.side_by_side import networks
 from memonger.cli.worker import reason, say
+from models.torch_exports import export_module
 from models.torch_networks import initialized
 
 TELLING = 1e-3  # outputs of two inputs are apart by at least this part of the largest
@@ -42,12 +39,8 @@ def export(name: str, size: networks.Size, folder: Path, training: bool = False)
     if np.abs(one - other).max() < TELLING * np.abs(one).max():
         raise ValueError(f"{name} gives about the same outputs for any input")
     torch.save(module.state_dict(), folder / "weights.pt")
-    # The strides of other kernels of attention aren't those of the exporter's decomposition: it refuses Swin's views.
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
-        module.train(training)
-        model = memonger.from_torch(module, batches[0], input_names=["x"], output_names=["scores"], dynamic_batch=True)
-    ir.save(model.ir, folder / "forward.onnx")
+    module.train(training)
+    export_module(module, (batches[0],), folder / "forward.onnx", input_names=["x"], output_names=["scores"])
     weights = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     figures = {
         "weight_bytes": sum(tensor.nbytes for tensor in weights),

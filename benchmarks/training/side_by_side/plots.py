@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import pyplot
-from benchmarks.side_by_side.results import Record, Result, Row
+from benchmarks.training.side_by_side.results import Record, Result, Row
 
 Figure = Callable[[Result], float | None]
 

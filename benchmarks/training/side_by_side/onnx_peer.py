@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.side_by_side.job import Job
+from benchmarks.training.side_by_side.job import Job
 
 
 class PlannedRunner:

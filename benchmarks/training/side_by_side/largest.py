@@ -9,14 +9,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.contestants import MORE, Contestant, largest
-from benchmarks.side_by_side.job import Job
-from benchmarks.side_by_side.planning import Wish
-from benchmarks.side_by_side.results import Result, Row
-from benchmarks.side_by_side.rows import Course, entry, prepared
-from benchmarks.side_by_side.search import TRIES, largest_batch
-from benchmarks.side_by_side.turns import Entry, Settings, compete, started
+from benchmarks.training.side_by_side import networks
+from benchmarks.training.side_by_side.contestants import MORE, Contestant, largest
+from benchmarks.training.side_by_side.job import Job
+from benchmarks.training.side_by_side.planning import Wish
+from benchmarks.training.side_by_side.results import Result, Row
+from benchmarks.training.side_by_side.rows import Course, entry, prepared
+from benchmarks.training.side_by_side.search import TRIES, largest_batch
+from benchmarks.training.side_by_side.turns import Entry, Settings, compete, started
 from memonger.cli.worker import WorkerError
 
 RUNS = 8  # of PyTorch at most, before the one that is shown

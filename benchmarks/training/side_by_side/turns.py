@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.side_by_side import cores
-from benchmarks.side_by_side.devices import Device, Watch
-from benchmarks.side_by_side.job import KEEP_MEMORY, Job
-from benchmarks.side_by_side.results import Result
+from benchmarks.training.side_by_side import cores
+from benchmarks.training.side_by_side.devices import Device, Watch
+from benchmarks.training.side_by_side.job import KEEP_MEMORY, Job
+from benchmarks.training.side_by_side.results import Result
 from memonger.cli.worker import Worker, WorkerError
 
-WORKER = "benchmarks.side_by_side.worker"
+WORKER = "benchmarks.training.side_by_side.worker"
 
 
 PATIENT = 4  # times as many rounds as asked for, at most, for turns in which the cores shared a cache

@@ -1,4 +1,4 @@
-"""One contestant in a process of its own: ``python -m benchmarks.side_by_side.worker JOB.json``.
+"""One contestant in a process of its own: ``python -m benchmarks.training.side_by_side.worker JOB.json``.
 
 Its first answer is what it took until it was ready, then it takes as many steps as it is asked for (see
 `memonger.cli.worker`). What fails is said in a line, too.
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.side_by_side import networks
-from benchmarks.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries
+from benchmarks.training.side_by_side import networks
+from benchmarks.training.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries
 from memonger.cli.worker import reason, say, serve_times
 
 
@@ -29,10 +29,10 @@ class Runner(Protocol):
 def runner(job: Job, arrays: dict[str, np.ndarray]) -> Runner:
     """The contestant's network, loaded."""
     if job.library == "torch":
-        from benchmarks.side_by_side.torch_peer import TorchRunner
+        from benchmarks.training.side_by_side.torch_peer import TorchRunner
 
         return TorchRunner(job, arrays)
-    from benchmarks.side_by_side.onnx_peer import PlannedRunner
+    from benchmarks.training.side_by_side.onnx_peer import PlannedRunner
 
     return PlannedRunner(job, arrays)
 
