@@ -45,7 +45,7 @@ from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone,
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
 
-SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 """Numbers of slices that are looked at."""
 
 COARSE, LESS = 8, 0.97
@@ -482,7 +482,7 @@ def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder
     elif count > max(heights):
         why = f"its images have {max(heights)} rows at most"
     elif refused:
-        why = f"node '{next(iter(refused))}' gives other last bits on slices than on whole images"
+        why = f"node '{next(iter(refused))}' gives other last bits in strips than of whole images"
     else:
         why = "it would save nothing, or the results of what could have fewer rows"
-    raise PlanError(f"the model can't run in {count} slices of rows: {why}.")
+    raise PlanError(f"the model can't run in {count} strips: {why}.")

@@ -280,15 +280,15 @@ def test_a_budget_is_held_by_strips() -> None:
 
 def test_what_cannot_run_in_strips_says_why() -> None:
     text = "g (float[4, 300] x) => (float[4, 300] y) { y = Relu (x) }"
-    with pytest.raises(PlanError, match="can't run in 4 slices of rows: it reads no images"):
+    with pytest.raises(PlanError, match="can't run in 4 strips: it reads no images"):
         _plan(parse(text, opset=20, ir_version=10), chunks="strips:4")
-    with pytest.raises(PlanError, match="can't run in 97 slices of rows: its images have 96 rows at most"):
+    with pytest.raises(PlanError, match="can't run in 97 strips: its images have 96 rows at most"):
         _plan(_unet(), chunks="strips:97")
     text = """g (float[1, 2, 9, 9] x) => (float[1, 2, 9, 9] y) {
         s = Constant <value_ints = [1, 2, 81]> () f = Constant <value_ints = [1, 2, 9, 9]> ()
         r = Reshape (x, s) m = Softmax (r) y = Reshape (m, f) }"""
     with pytest.raises(
-        PlanError, match=r"can't run in 4 slices of rows: node '.*' \(Reshape\) gives what isn't an image"
+        PlanError, match=r"can't run in 4 strips: node '.*' \(Reshape\) gives what isn't an image"
     ):
         _plan(parse(text, opset=20, ir_version=10), chunks="strips:4")
     with pytest.raises(PlanError, match="pareto takes chunks='auto' or chunks='off'"):
