@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
+from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import bytes_of, session_bytes
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.ir.operators import operator_name
@@ -28,7 +29,7 @@ from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_rules import BLOCKED, Rows, is_image, row_bytes
+from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
 from memonger.tiling.row_tiles import (
     RowBand,
     RowSlice,
@@ -119,8 +120,9 @@ class RowTiles(InSlices):
 
         for band in self.bands:
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
+            tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
             alike = dict[ir.Node, list[CheckedCopy]]()
-            for one in row_slices({node: rule for node, rule in pairs if callable(rule)}, bounds(band.slices)):
+            for one in row_slices(tiled_here, bounds(band.slices)):
                 for node, copy in one.tiles:
                     if operator_name(node) in EXACT:
                         continue
@@ -211,6 +213,7 @@ class RowLadder(Sequence[RowTiles]):
     _written: dict[int, RowTiles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.job = _in_long_stretches(self.job)
         self._ways = _Search(self.job, self.refused, self.asked).ways(self.most)
 
     def __len__(self) -> int:
@@ -236,6 +239,34 @@ class RowLadder(Sequence[RowTiles]):
             packed = sum(part.packed for part in self._ways[index])
             self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
         return self._written[index]
+
+
+def _in_long_stretches(job: ToSlice) -> ToSlice:
+    """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
+
+    So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
+    """
+    before, own, behind = list[int](), list[int](), list[int]()
+    order, there = list[int](), set[ir.Node]()
+    for step, (node, rule) in enumerate(zip(job.lowered.model.graph, row_rules(job.lowered.model), strict=True)):
+        if isinstance(rule, RowRule):
+            if behind:
+                order += [*before, *own]
+                before, own, behind, there = behind, [], [], set()
+            own.append(step)
+            there.add(node)
+        elif any(value is not None and value.producer() in there for value in node.inputs):
+            behind.append(step)
+            there.add(node)
+        else:
+            before.append(step)
+    order += [*before, *own, *behind]
+    if order == list(range(len(order))):
+        return job
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
+    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
+    return dataclasses.replace(job, lowered=lowered, plain=plain)
 
 
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
@@ -297,7 +328,7 @@ class _Search:
         steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
         for is_refused, group in steps:
             own = list(group)
-            if not is_refused and any(callable(self.rules[step]) for step in own):
+            if not is_refused and any(isinstance(self.rules[step], RowRule) for step in own):
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:
@@ -328,8 +359,11 @@ class _Search:
         workspace = self.workspace[begin:end].max(initial=0.0)
         ways = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
-        own = {node: rule for node, rule in nodes.items() if callable(rule)}
+        own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
+        whole = (node.inputs[index] for node, rule in own.items() for index in rule.whole)
+        if any(value is not None and value.producer() in own for value in whole):
+            return ways
         rows = min(map(height_of, exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
@@ -359,7 +393,7 @@ class _Search:
                 whole.add((number, True))
         return float(sum(self.buffers[number].size for number, _ in whole))
 
-    def _slice(self, nodes: Mapping[ir.Node, Rows], count: int) -> tuple[float, float, int]:
+    def _slice(self, nodes: Mapping[ir.Node, RowRule], count: int) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
         middle = max(0, count // 2 - 1)
         slices = row_slices(nodes, [(number, count) for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
@@ -476,7 +510,8 @@ def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder
     if len(ladder):
         return ladder
     nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
-    heights = [height_of(v) for n, rule in zip(nodes, rules, strict=True) if callable(rule) for v in n.outputs]
+    tiles = (node for node, rule in zip(nodes, rules, strict=True) if isinstance(rule, RowRule))
+    heights = [height_of(value) for node in tiles for value in node.outputs]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
     elif count > max(heights):

@@ -23,7 +23,7 @@ from memonger.ir.values import static_shape
 from memonger.plan_file import ROWS
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, Rows, is_image, rows_of
+from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, RowRule, is_image, rows_of
 
 _INDEX = 16
 """A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
@@ -44,9 +44,9 @@ class RowBand:
     slices: int
 
 
-def row_rules(model: ir.Model) -> list[Rows | Refusal | None]:
+def row_rules(model: ir.Model) -> list[RowRule | Refusal | None]:
     """For each node of a model how it gives rows, or why it can't; None: it reads no image."""
-    answers: list[Rows | Refusal | None] = []
+    answers: list[RowRule | Refusal | None] = []
     for node in model.graph:
         read = [index for index, value in enumerate(node.inputs) if is_image(value)]
         if STRIP in node.metadata_props or WINDOW in node.metadata_props:
@@ -74,13 +74,13 @@ class RowSlice:
     kept: Mapping[ir.Value, int]
 
 
-def exits_of(nodes: Mapping[ir.Node, Rows]) -> list[ir.Value]:
+def exits_of(nodes: Mapping[ir.Node, RowRule]) -> list[ir.Value]:
     """What nodes that run in slices compute for others, in order."""
     made = (v for node in nodes for v in node.outputs)
     return [v for v in made if v.is_graph_output() or any(node not in nodes for node in v.consumers())]
 
 
-def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
     """The slices of a band, one after the other.
 
     Args:
@@ -98,7 +98,7 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
-            copy = nodes[node](begin, end)
+            copy = nodes[node].copy(begin, end)
             done[node] = copy.rows[1]
             tiles.append((node, copy))
             for index, rows in copy.inputs.items():
@@ -118,7 +118,7 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
     return made[::-1]
 
 
-def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, Rows]) -> bool:
+def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, RowRule]) -> bool:
     """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
     value = node.outputs[0]
     if node.op_type != "ReorderInput" or value.is_graph_output():
@@ -132,7 +132,7 @@ def bounds(count: int) -> list[tuple[int, int]]:
 
 
 def height_of(value: ir.Value) -> int:
-    """Rows of an image."""
+    """RowRule of an image."""
     return (static_shape(value) or (0, 0, 0))[ROWS]
 
 
@@ -152,7 +152,7 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
     blocked, start, gone = blocked_values(nodes), 0, list[ir.Node]()
     for band in bands:
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
-        tiled = {node: rule for node, rule in own.items() if callable(rule)}
+        tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
@@ -199,7 +199,7 @@ class _BandOfRows:
     """
 
     writer: SliceWriter
-    nodes: Mapping[ir.Node, Rows]
+    nodes: Mapping[ir.Node, RowRule]
     blocked: set[ir.Value]
     block: int
     pieces: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
@@ -301,7 +301,7 @@ class _BandOfRows:
         return _Piece(rows, view=made) if value in self.blocked else _Piece(rows, made)
 
     def _as_view(self, value: ir.Value, piece: _Piece) -> tuple[ir.Value, int]:
-        """Rows as their bytes lie, and the axis along which they do."""
+        """RowRule as their bytes lie, and the axis along which they do."""
         if value not in self.blocked:
             assert piece.value is not None
             return piece.value, ROWS
@@ -313,7 +313,7 @@ class _BandOfRows:
         return piece.view, 1
 
     def _as_value(self, value: ir.Value, piece: _Piece) -> ir.Value:
-        """Rows as nodes read them."""
+        """RowRule as nodes read them."""
         if piece.value is None:
             assert piece.view is not None
             dims = list(static_shape(value) or ())

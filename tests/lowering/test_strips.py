@@ -20,6 +20,7 @@ from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.tiling.cutting import Refusal
+from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowTiles
 from memonger.tiling.row_tiles import RowBand, exits_of, height_of, in_row_tiles, row_rules
 from memonger.tiling.slice_check import SeenAlone
@@ -162,7 +163,7 @@ def _in_strips(data: st.DataObject, chain: _Chain) -> None:
     begin = data.draw(st.integers(0, len(rules) - 1))
     most = next((n for n in range(begin, len(rules)) if isinstance(rules[n], Refusal)), len(rules))
     end = data.draw(st.integers(begin, most))
-    tiled = {n: rule for n, rule in list(zip(model.graph, rules, strict=True))[begin:end] if callable(rule)}
+    tiled = {n: rule for n, rule in list(zip(model.graph, rules, strict=True))[begin:end] if isinstance(rule, RowRule)}
     if not tiled:
         return
     rows = min(map(height_of, exits_of(tiled)))
