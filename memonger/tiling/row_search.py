@@ -245,14 +245,21 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
     """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
 
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
+    And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
     before, own, behind = list[int](), list[int](), list[int]()
-    order, there = list[int](), set[ir.Node]()
-    for step, (node, rule) in enumerate(zip(job.lowered.model.graph, row_rules(job.lowered.model), strict=True)):
+    order, there, nodes = list[int](), set[ir.Node](), list(job.lowered.model.graph)
+    for step, (node, rule) in enumerate(zip(nodes, row_rules(job.lowered.model), strict=True)):
         if isinstance(rule, RowRule):
             if behind:
-                order += [*before, *own]
-                before, own, behind, there = behind, [], [], set()
+                read = {value for other in behind for value in nodes[other].inputs}
+                also = read.union(value for other in own for value in nodes[other].inputs)
+                waits = [
+                    other for other in own
+                    if read.issuperset(filter(is_image, nodes[other].inputs)) and also.isdisjoint(nodes[other].outputs)
+                ]  # fmt: skip
+                order += [*before, *(other for other in own if other not in waits)]
+                before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
             own.append(step)
             there.add(node)
         elif any(value is not None and value.producer() in there for value in node.inputs):
