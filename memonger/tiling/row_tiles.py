@@ -193,7 +193,8 @@ class _BandOfRows:
     Attributes:
         nodes: Those of the band that read images, in order.
         blocked: Values in the blocked layout.
-        pieces: What exists of each value that the band writes, in order of rows; of others all rows.
+        pieces: What exists of each value that the band writes, in order of rows.
+        entries: The others, of which there are all rows.
         reads: What was cut or joined for this slice.
         wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
     """
@@ -203,6 +204,7 @@ class _BandOfRows:
     blocked: set[ir.Value]
     block: int
     pieces: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+    entries: dict[ir.Value, _Piece] = field(default_factory=dict)
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
 
@@ -264,8 +266,8 @@ class _BandOfRows:
     def _read(self, value: ir.Value, rows: Interval) -> ir.Value:
         """Some rows of an image: what is there, a slice of it, or slices joined."""
         if (value, rows) not in self.reads:
-            whole = [_Piece((0, height_of(value)), value)]
-            pieces = [p for p in self.pieces.get(value, whole) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
+            whole = self.entries.setdefault(value, _Piece((0, height_of(value)), value))
+            pieces = [p for p in self.pieces.get(value, [whole]) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
             parts = [self._cut(value, p, (max(p.rows[0], rows[0]), min(p.rows[1], rows[1]))) for p in pieces]
             piece = parts[0] if len(parts) == 1 else self._joined(value, parts)
             assert piece.rows == rows, (value.name, piece.rows, rows)
