@@ -235,7 +235,9 @@ class _Cutter:
         return self._constants[name]
 
 
-_ELEMENTWISE = frozenset({"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"})
+_ELEMENTWISE = frozenset(
+    {"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "ScatterND", "Sub", "Where"}
+)
 """Operators whose kernels do the same for a constant input as for a computed one: nothing is packed beforehand."""
 
 

@@ -20,13 +20,13 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
-from memonger.graph.session_memory import bytes_of, session_bytes
+from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.ir.operators import operator_name
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
-from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
+from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
 from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
@@ -66,6 +66,9 @@ PRICES = (0.0, 5e-10, 5e-8)
 
 EFFORT = 200_000
 """Of the layout of a way: many small buffers lie well after the allocators, and much more effort gives nothing more."""
+
+FORMS = 6
+"""About so many slices of a band differ: the first ones, which fill what is kept, and the last ones."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
@@ -122,7 +125,7 @@ class RowTiles(InSlices):
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
             tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
             alike = dict[ir.Node, list[CheckedCopy]]()
-            for one in row_slices(tiled_here, bounds(band.slices)):
+            for one in row_slices(tiled_here, bounds(tiled_here, band.slices)):
                 for node, copy in one.tiles:
                     if operator_name(node) in EXACT:
                         continue
@@ -189,9 +192,16 @@ class _Part:
     packed: int = 0
 
     @property
+    def shares(self) -> bool:
+        """Whether slices of one form are to share a session."""
+        return self.nodes > MANY_STRIPS or self.packed > PACKED
+
+    @property
     def session(self) -> int:
         """About the bytes that sessions take more of the process."""
-        return bytes_of(self.nodes, self.nodes, False) - bytes_of(0, 0, False) + self.packed
+        part = min(1.0, FORMS / self.band.slices) if self.shares and self.band is not None else 1.0
+        more = bytes_of(round(part * self.nodes), self.nodes, False) - bytes_of(0, 0, False)
+        return more + round(part * self.packed)
 
 
 @dataclass(slots=True)
@@ -236,7 +246,7 @@ class RowLadder(Sequence[RowTiles]):
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
             bands = [part.band for part in self._ways[index] if part.band is not None]
-            packed = sum(part.packed for part in self._ways[index])
+            packed = sum(part.packed for part in self._ways[index] if not part.shares)
             self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
         return self._written[index]
 
@@ -383,7 +393,9 @@ class _Search:
                 break
             needed = min(needed, bytes_)
             needs = around + bytes_ + workspace / count
-            ways.append(_Part(RowBand(begin, end, count), needs, seconds, more, packed * (count - 1)))
+            part = _Part(RowBand(begin, end, len(bounds(own, count))), needs, seconds, more, packed * (count - 1))
+            runs = count * run_seconds(part.shares, self.job.cores)
+            ways.append(dataclasses.replace(part, seconds=seconds + runs))
         return ways
 
     def _around(self, begin: int, end: int) -> float:
