@@ -249,13 +249,19 @@ def _tall(pooled: bool = False) -> onnx.ModelProto:
     return model
 
 
-def test_strips_are_found_without_being_asked_for() -> None:
+def test_strips_are_found_without_being_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _tall()
     made, whole = _plan(model, max_overhead=1.0), _plan(model, chunks="off")
     assert made.total_bytes < 0.7 * whole.total_bytes
     assert {band.axis for band in made.chunks} == {2}
     feeds = {"x": normal(7, 1, 3, 192, 256)}
-    assert networks.same_bits(memonger.Session(made).run(feeds), networks.run_stock(networks.stock(model), feeds))
+    expected = networks.run_stock(networks.stock(model), feeds)
+    assert networks.same_bits(memonger.Session(made).run(feeds), expected)
+    monkeypatch.setattr("memonger.graph.session_memory.MANY_STRIPS", 0)
+    shared = memonger.Session(made)  # slices of one form share a session now
+    assert networks.same_bits(shared.run(feeds), expected)
+    assert networks.same_bits(shared.run(feeds), expected)
+    monkeypatch.undo()
     again = _plan(model, max_overhead=1.0)
     assert ir.to_proto(again.model).SerializeToString() == ir.to_proto(made.model).SerializeToString()
     assert again.offsets == made.offsets
