@@ -68,7 +68,7 @@ class Options:
         chunks: Which nodes run in chunks, on one slice of an axis after the other: ``auto``, on the CPU, as far as
             memory falls at a cost of ``max_overhead``, or as a budget needs; ``off``; or for inference a number, for
             everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it, or
-            ``strips:8`` (an experiment) for the first nodes by rows of the image, which overlap.
+            ``strips:8`` for bands of nodes by rows of the image, for no device, too.
         max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction: by estimate, and
             as measured where that can be told (`memonger.planner.chunk_timing`).
         allow_rounding: Let nodes run in chunks whose results then differ in their last bits.

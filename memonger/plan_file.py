@@ -52,8 +52,8 @@ class ChunkedBand:
     """Consecutive nodes that run in chunks, and what that saves and costs.
 
     Attributes:
-        axis: The axis of the model's inputs along which they are cut: 0 is the batch, 2 the rows of images, in strips
-            that overlap. Of a training step that of ``value``.
+        axis: The axis of the model's inputs along which they are cut: 0 is the batch, 2 the rows of images. Of a
+            training step that of ``value``.
         first: Name of the first node.
         last: Name of the last node.
         nodes: How many nodes that run in chunks there are between them.

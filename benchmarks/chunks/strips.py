@@ -36,10 +36,10 @@ def measure_strips(record: Record, threads: int) -> None:
 
 def strip_lines(record: Record, threads: int) -> Iterator[str]:
     """The table of what was measured."""
-    yield "Inference of a single image in strips of rows that overlap (an experiment: chunks='strips:N')"
+    yield "Inference of a single image in strips of rows (chunks='strips:N')"
     yield from stamp("chunks --strips", ("onnxruntime", "onnx", "numpy"))
-    yield "arena, workspace: MiB, planned; ratio: both, over the plan without strips; FLOPs: what is computed more,"
-    yield "10 % at most; run: MiB that a run takes over the loaded model; time: over that plan's, both taking turns,"
+    yield "arena, workspace: MiB, planned; ratio: both, over the plan without strips; FLOPs: what is computed more;"
+    yield "run: MiB that a run takes over the loaded model; time: over that plan's, both taking turns,"
     yield f"{threads} thread; bits: against that plan; bands: nodes of each."
     yield from ("", COLUMNS.heading)
     for row in record.rows.values():

@@ -195,7 +195,7 @@ MOST_EXTRA_TIME = (
 CHUNKS = (
     click.option("--chunks", default="auto", metavar="N", show_default=True, shell_complete=completes("auto", "off"),
                  help="Inference on the CPU: run on slices, one after the other. auto, off, a number of slices of the "
-                      "batch, or of the axis behind it: 1:8. strips:8, an experiment: by rows of images."),
+                      "batch, or of the axis behind it: 1:8; strips:8 by rows of images."),
     *MOST_EXTRA_TIME,
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from memonger.ir.marks import CHUNK, WINDOW, before_chunks, chunk_of
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALL
@@ -45,6 +45,9 @@ _CHECKED = 2.5 * KiB
 PACKED = MiB
 """So much may copies of a node for chunks pack again before they share a session."""
 
+MANY_STRIPS = 1000
+"""So many nodes of strips, with what cuts and joins them, may be in one session: those of strips of one form share."""
+
 _PACKS_NOTHING = frozenset(
     ["Add", "Conv", "Div", "Gather", "Mul", "Sub", "Where", "com.microsoft.nchwc::Conv", "com.microsoft::FusedConv"]
 )
@@ -60,16 +63,17 @@ def packed_bytes(node: ir.Node) -> int:
 
 
 def shares_sessions(model: ir.Model) -> bool:
-    """Whether chunks of one structure are to share a session, as their copies would pack weights again.
+    """Whether chunks of one structure are to share a session, as their copies would pack weights again, or are many.
 
     Else all run in one session. Each session has threads of its own, which sleep until it runs.
     """
-    first, packed = set[str](), 0
+    first, packed, strips = set[str](), 0, 0
     for node in model.graph:
         if CHUNK in node.metadata_props:
             packed += packed_bytes(node) if before_chunks(node) in first else 0
             first.add(before_chunks(node))
-    return packed > PACKED
+            strips += STRIP in node.metadata_props
+    return packed > PACKED or strips > MANY_STRIPS
 
 
 def session_bytes(model: ir.Model, is_training: bool) -> int:

@@ -216,7 +216,9 @@ def _structure(
     )  # fmt: skip
 
 
-_ELEMENTWISE = frozenset({"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "Sub", "Where"})
+_ELEMENTWISE = frozenset(
+    {"Add", "And", "Div", "Equal", "Expand", "Max", "Min", "Mul", "Or", "Pow", "ScatterND", "Sub", "Where"}
+)
 """Operators whose kernels do the same for a constant input as for a computed one: nothing is packed beforehand."""
 
 _FED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})

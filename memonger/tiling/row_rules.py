@@ -56,10 +56,24 @@ class RowCopy:
 Rows = Callable[[int, int], RowCopy]
 """From the rows ``[begin, end)`` of a node's outputs that are asked for to the copy that gives them."""
 
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """How a node gives some rows of its outputs.
+
+    Attributes:
+        copy: From the rows ``[begin, end)`` that are asked for to the copy that gives them.
+        whole: Inputs that are images, and that each copy reads whole: keys and values, say.
+    """
+
+    copy: Rows
+    whole: frozenset[int] = frozenset()
+
+
 _RULES: dict[str, Callable[[Cut], Rows]] = {}
 
 
-def rows_of(node: ir.Node, images: Collection[int]) -> Rows | Refusal:
+def rows_of(node: ir.Node, images: Collection[int]) -> RowRule | Refusal:
     """How a node gives some rows of its outputs.
 
     Args:
@@ -72,7 +86,8 @@ def rows_of(node: ir.Node, images: Collection[int]) -> Rows | Refusal:
     try:
         if not all(map(is_image, node.outputs)):
             cut.refuse("gives what isn't an image of several rows")
-        return _RULES.get(operator_name(node), _row_by_row)(cut)
+        rule = _RULES.get(operator_name(node))
+        return _row_by_row(cut) if rule is None else RowRule(rule(cut))
     except NotCutError as error:
         return sentence(node, str(error))
 
@@ -243,7 +258,7 @@ def _slice(cut: Cut) -> Rows:
     axes = [cut.positive(axis) for axis in cut.setting("axes", 3, 10) or range(len(starts))]
     steps = (cut.setting("steps", 4, 10) if cut.opset >= 10 else None) or [1] * len(starts)
     if ROWS not in axes:
-        return _row_by_row(cut)
+        return _row_by_row(cut).copy
     place, height = axes.index(ROWS), cut.dims(0)[ROWS]
     if steps[place] != 1:
         cut.refuse("takes rows that aren't one after the other")
@@ -267,21 +282,25 @@ def _rows_alone(cut: Cut) -> Rows:
     return lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)})
 
 
-def _row_by_row(cut: Cut) -> Rows:
-    """What computes each row of its outputs from the same row of its inputs."""
+def _row_by_row(cut: Cut) -> RowRule:
+    """What computes each row of its outputs from the same row of its inputs, and of others maybe all."""
     height = cut.out()[ROWS]
     answer = slicing(cut.node, cut.axes, height)
     if isinstance(answer, Refusal):
         raise NotCutError(answer.reason.split(") ", 1)[-1])
-    if cut.node.op_type in ("Reshape", "Expand", "Transpose") or answer.whole:
+    if cut.node.op_type in ("Reshape", "Expand", "Transpose"):
         cut.refuse("mixes the rows of an image")
-    if set(answer.outputs.values()) != {ROWS} or any(cut.dims(index)[ROWS] != height for index in cut.axes):
+    images = tuple(index for index in cut.axes if index not in answer.whole)
+    if set(answer.outputs.values()) != {ROWS} or any(cut.dims(index)[ROWS] != height for index in images):
         cut.refuse("gives no image with the rows of its input")
-    constants = {index: axis for index, axis in answer.inputs.items() if index not in cut.axes}
+    constants = {index: axis for index, axis in answer.inputs.items() if index not in images}
     for index in constants:
         cut.constant(index)  # computed ones aren't cut
-    images = tuple(cut.axes)
-    return lambda begin, end: RowCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
+
+    def rows(begin: int, end: int) -> RowCopy:
+        return RowCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
+
+    return RowRule(rows, answer.whole)
 
 
 def row_bytes(value: ir.Value) -> int:

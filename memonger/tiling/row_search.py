@@ -19,16 +19,17 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
-from memonger.graph.session_memory import bytes_of, session_bytes
+from memonger.graph.schedule import schedule_graph, schedule_model
+from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.ir.operators import operator_name
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
-from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds
+from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_rules import BLOCKED, Rows, is_image, row_bytes
+from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
 from memonger.tiling.row_tiles import (
     RowBand,
     RowSlice,
@@ -45,7 +46,7 @@ from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone,
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
 
-SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SLICES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 """Numbers of slices that are looked at."""
 
 COARSE, LESS = 8, 0.97
@@ -65,6 +66,9 @@ PRICES = (0.0, 5e-10, 5e-8)
 
 EFFORT = 200_000
 """Of the layout of a way: many small buffers lie well after the allocators, and much more effort gives nothing more."""
+
+FORMS = 6
+"""About so many slices of a band differ: the first ones, which fill what is kept, and the last ones."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
@@ -119,8 +123,9 @@ class RowTiles(InSlices):
 
         for band in self.bands:
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
+            tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
             alike = dict[ir.Node, list[CheckedCopy]]()
-            for one in row_slices({node: rule for node, rule in pairs if callable(rule)}, bounds(band.slices)):
+            for one in row_slices(tiled_here, bounds(tiled_here, band.slices)):
                 for node, copy in one.tiles:
                     if operator_name(node) in EXACT:
                         continue
@@ -187,9 +192,16 @@ class _Part:
     packed: int = 0
 
     @property
+    def shares(self) -> bool:
+        """Whether slices of one form are to share a session."""
+        return self.nodes > MANY_STRIPS or self.packed > PACKED
+
+    @property
     def session(self) -> int:
         """About the bytes that sessions take more of the process."""
-        return bytes_of(self.nodes, self.nodes, False) - bytes_of(0, 0, False) + self.packed
+        part = min(1.0, FORMS / self.band.slices) if self.shares and self.band is not None else 1.0
+        more = bytes_of(round(part * self.nodes), self.nodes, False) - bytes_of(0, 0, False)
+        return more + round(part * self.packed)
 
 
 @dataclass(slots=True)
@@ -213,6 +225,7 @@ class RowLadder(Sequence[RowTiles]):
     _written: dict[int, RowTiles] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.job = _in_long_stretches(self.job)
         self._ways = _Search(self.job, self.refused, self.asked).ways(self.most, self.most_copies)
 
     def __len__(self) -> int:
@@ -235,9 +248,44 @@ class RowLadder(Sequence[RowTiles]):
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
             bands = [part.band for part in self._ways[index] if part.band is not None]
-            packed = sum(part.packed for part in self._ways[index])
+            packed = sum(part.packed for part in self._ways[index] if not part.shares)
             self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
         return self._written[index]
+
+
+def _in_long_stretches(job: ToSlice) -> ToSlice:
+    """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
+
+    So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
+    And what is made of an image that is there whole anyway, for what comes behind, waits for that.
+    """
+    before, own, behind = list[int](), list[int](), list[int]()
+    order, there, nodes = list[int](), set[ir.Node](), list(job.lowered.model.graph)
+    for step, (node, rule) in enumerate(zip(nodes, row_rules(job.lowered.model), strict=True)):
+        if isinstance(rule, RowRule):
+            if behind:
+                read = {value for other in behind for value in nodes[other].inputs}
+                also = read.union(value for other in own for value in nodes[other].inputs)
+                waits = [
+                    other for other in own
+                    if read.issuperset(filter(is_image, nodes[other].inputs)) and also.isdisjoint(nodes[other].outputs)
+                ]  # fmt: skip
+                order += [*before, *(other for other in own if other not in waits)]
+                before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
+            own.append(step)
+            there.add(node)
+        elif any(value is not None and value.producer() in there for value in node.inputs):
+            behind.append(step)
+            there.add(node)
+        else:
+            before.append(step)
+    order += [*before, *own, *behind]
+    if order == list(range(len(order))):
+        return job
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
+    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
+    return dataclasses.replace(job, lowered=lowered, plain=plain)
 
 
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
@@ -299,7 +347,7 @@ class _Search:
         steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
         for is_refused, group in steps:
             own = list(group)
-            if not is_refused and any(callable(self.rules[step]) for step in own):
+            if not is_refused and any(isinstance(self.rules[step], RowRule) for step in own):
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:
@@ -330,8 +378,11 @@ class _Search:
         workspace = self.workspace[begin:end].max(initial=0.0)
         ways = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
-        own = {node: rule for node, rule in nodes.items() if callable(rule)}
+        own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
+        whole = (node.inputs[index] for node, rule in own.items() for index in rule.whole)
+        if any(value is not None and value.producer() in own for value in whole):
+            return ways
         rows = min(map(height_of, exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
@@ -344,7 +395,9 @@ class _Search:
                 break
             needed = min(needed, bytes_)
             needs = around + bytes_ + workspace / count
-            ways.append(_Part(RowBand(begin, end, count), needs, seconds, more, packed * (count - 1)))
+            part = _Part(RowBand(begin, end, len(bounds(own, count))), needs, seconds, more, packed * (count - 1))
+            runs = count * run_seconds(part.shares, self.job.cores)
+            ways.append(dataclasses.replace(part, seconds=seconds + runs))
         return ways
 
     def _around(self, begin: int, end: int) -> float:
@@ -361,7 +414,7 @@ class _Search:
                 whole.add((number, True))
         return float(sum(self.buffers[number].size for number, _ in whole))
 
-    def _slice(self, nodes: Mapping[ir.Node, Rows], count: int) -> tuple[float, float, int]:
+    def _slice(self, nodes: Mapping[ir.Node, RowRule], count: int) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
         middle = max(0, count // 2 - 1)
         slices = row_slices(nodes, [(number, count) for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
@@ -478,13 +531,14 @@ def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder
     if len(ladder):
         return ladder
     nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
-    heights = [height_of(v) for n, rule in zip(nodes, rules, strict=True) if callable(rule) for v in n.outputs]
+    tiles = (node for node, rule in zip(nodes, rules, strict=True) if isinstance(rule, RowRule))
+    heights = [height_of(value) for node in tiles for value in node.outputs]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
     elif count > max(heights):
         why = f"its images have {max(heights)} rows at most"
     elif refused:
-        why = f"node '{next(iter(refused))}' gives other last bits on slices than on whole images"
+        why = f"node '{next(iter(refused))}' gives other last bits in strips than of whole images"
     else:
         why = "it would save nothing, or the results of what could have fewer rows"
-    raise PlanError(f"the model can't run in {count} slices of rows: {why}.")
+    raise PlanError(f"the model can't run in {count} strips: {why}.")

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from memonger.ir.marks import STRIP, WINDOW
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk
 from memonger.ir.values import static_shape
 from memonger.plan_file import ROWS
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, Rows, is_image, rows_of
+from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, RowRule, is_image, rows_of
 
 _INDEX = 16
 """A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
@@ -44,9 +44,9 @@ class RowBand:
     slices: int
 
 
-def row_rules(model: ir.Model) -> list[Rows | Refusal | None]:
+def row_rules(model: ir.Model) -> list[RowRule | Refusal | None]:
     """For each node of a model how it gives rows, or why it can't; None: it reads no image."""
-    answers: list[Rows | Refusal | None] = []
+    answers: list[RowRule | Refusal | None] = []
     for node in model.graph:
         read = [index for index, value in enumerate(node.inputs) if is_image(value)]
         if STRIP in node.metadata_props or WINDOW in node.metadata_props:
@@ -74,13 +74,13 @@ class RowSlice:
     kept: Mapping[ir.Value, int]
 
 
-def exits_of(nodes: Mapping[ir.Node, Rows]) -> list[ir.Value]:
+def exits_of(nodes: Mapping[ir.Node, RowRule]) -> list[ir.Value]:
     """What nodes that run in slices compute for others, in order."""
     made = (v for node in nodes for v in node.outputs)
     return [v for v in made if v.is_graph_output() or any(node not in nodes for node in v.consumers())]
 
 
-def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
     """The slices of a band, one after the other.
 
     Args:
@@ -98,7 +98,7 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
-            copy = nodes[node](begin, end)
+            copy = nodes[node].copy(begin, end)
             done[node] = copy.rows[1]
             tiles.append((node, copy))
             for index, rows in copy.inputs.items():
@@ -118,7 +118,7 @@ def row_slices(nodes: Mapping[ir.Node, Rows], parts: Sequence[tuple[int, int]]) 
     return made[::-1]
 
 
-def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, Rows]) -> bool:
+def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, RowRule]) -> bool:
     """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
     value = node.outputs[0]
     if node.op_type != "ReorderInput" or value.is_graph_output():
@@ -126,13 +126,15 @@ def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, Rows]) -> bool:
     return len(value.uses()) == 1 and value.consumers()[0] in nodes
 
 
-def bounds(count: int) -> list[tuple[int, int]]:
-    """What is there behind each of so many slices, as `row_slices` takes it."""
-    return [(number + 1, count) for number in range(count)]
+def bounds(nodes: Mapping[ir.Node, RowRule], count: int) -> list[tuple[int, int]]:
+    """What is there behind each of so many slices, as `row_slices` takes it: as many rows in each but the last."""
+    height = max(map(height_of, exits_of(nodes)))
+    step = -(-height // count)
+    return [(min(end, height), height) for end in range(step, height + step, step)]
 
 
 def height_of(value: ir.Value) -> int:
-    """Rows of an image."""
+    """RowRule of an image."""
     return (static_shape(value) or (0, 0, 0))[ROWS]
 
 
@@ -140,7 +142,8 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
     """The model with the nodes of bands in slices.
 
     Copies, and what they write, are named ``<name>.chunk<begin>_<end>`` by their rows; all nodes that are added have
-    `marks.STRIP`. Constants and outputs are the model's.
+    `marks.STRIP`, those of a slice also `marks.CHUNK`, so that slices of one form can share a session. What cuts values
+    that are there whole comes before the slice, with `marks.WINDOW`. Constants and outputs are the model's.
 
     Args:
         model: A lowered model, in the order in which it runs. Not changed.
@@ -150,13 +153,13 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
     blocked, start, gone = blocked_values(nodes), 0, list[ir.Node]()
-    for band in bands:
+    for number, band in enumerate(bands):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
-        tiled = {node: rule for node, rule in own.items() if callable(rule)}
+        tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        _BandOfRows(writer, tiled, blocked, block).write(band.slices)
+        _BandOfRows(writer, number, tiled, blocked, block).write(band.slices)
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
@@ -191,26 +194,35 @@ class _BandOfRows:
     """A band that is written.
 
     Attributes:
+        number: Of the band.
         nodes: Those of the band that read images, in order.
         blocked: Values in the blocked layout.
-        pieces: What exists of each value that the band writes, in order of rows; of others all rows.
+        pieces: What exists of each value that the band writes, in order of rows.
+        entries: The others, of which there are all rows.
+        cuts: Of these what this slice reads.
         reads: What was cut or joined for this slice.
         wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
     """
 
     writer: SliceWriter
-    nodes: Mapping[ir.Node, Rows]
+    number: int
+    nodes: Mapping[ir.Node, RowRule]
     blocked: set[ir.Value]
     block: int
     pieces: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+    entries: dict[ir.Value, _Piece] = field(default_factory=dict)
+    cuts: dict[tuple[ir.Value, Interval], _Piece] = field(default_factory=dict)
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
 
     def write(self, count: int) -> None:
         """Add copies of the nodes for so many slices, and put together what others read."""
         exits = exits_of(self.nodes)
-        slices = row_slices(self.nodes, bounds(count))
-        for one in slices:
+        parts = bounds(self.nodes, count)
+        begin = 0
+        for one, (end, _) in zip(row_slices(self.nodes, parts), parts, strict=True):
+            chunk, begin = Chunk(self.number, 0, begin, end), end
+            start = self._cut_entries(one)
             later = dict[ir.Value, list[_Piece]]()
             for node, copy in one.tiles:
                 for value, piece in self._copied(node, copy):
@@ -224,8 +236,22 @@ class _BandOfRows:
                 later[value] = list(self._kept(value, self.pieces[value], one.kept.get(value)))
             self.pieces.update(later)
             self.reads.clear()
+            self.cuts.clear()
+            for made in self.writer.order[start:]:
+                made.metadata_props[CHUNK] = chunk.mark
         for value in exits:
             self._join(value)
+
+    def _cut_entries(self, one: RowSlice) -> int:
+        """Cut what a slice reads of values that are there whole, before all that it runs; where that begins."""
+        written = {value for node in self.nodes for value in node.outputs}
+        for value, intervals in one.reads.items():
+            for rows in intervals if value not in written else ():
+                whole = self.entries.setdefault(value, _Piece((0, height_of(value)), value))
+                self.cuts[value, rows] = self._cut(value, whole, rows)
+                if rows != whole.rows:
+                    self.writer.order[-1].metadata_props[WINDOW] = "1"
+        return len(self.writer.order)
 
     def _copied(self, node: ir.Node, copy: RowCopy) -> Iterator[tuple[ir.Value, _Piece]]:
         """Add a copy of a node; what it gives of each of its outputs."""
@@ -264,10 +290,9 @@ class _BandOfRows:
     def _read(self, value: ir.Value, rows: Interval) -> ir.Value:
         """Some rows of an image: what is there, a slice of it, or slices joined."""
         if (value, rows) not in self.reads:
-            whole = [_Piece((0, height_of(value)), value)]
-            pieces = [p for p in self.pieces.get(value, whole) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
-            parts = [self._cut(value, p, (max(p.rows[0], rows[0]), min(p.rows[1], rows[1]))) for p in pieces]
-            piece = parts[0] if len(parts) == 1 else self._joined(value, parts)
+            there = [p for p in self.pieces.get(value, ()) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
+            parts = [self._cut(value, p, (max(p.rows[0], rows[0]), min(p.rows[1], rows[1]))) for p in there]
+            piece = self.cuts.get((value, rows)) or (parts[0] if len(parts) == 1 else self._joined(value, parts))
             assert piece.rows == rows, (value.name, piece.rows, rows)
             self.reads[value, rows] = self._as_value(value, piece)
         return self.reads[value, rows]
@@ -301,7 +326,7 @@ class _BandOfRows:
         return _Piece(rows, view=made) if value in self.blocked else _Piece(rows, made)
 
     def _as_view(self, value: ir.Value, piece: _Piece) -> tuple[ir.Value, int]:
-        """Rows as their bytes lie, and the axis along which they do."""
+        """RowRule as their bytes lie, and the axis along which they do."""
         if value not in self.blocked:
             assert piece.value is not None
             return piece.value, ROWS
@@ -313,7 +338,7 @@ class _BandOfRows:
         return piece.view, 1
 
     def _as_value(self, value: ir.Value, piece: _Piece) -> ir.Value:
-        """Rows as nodes read them."""
+        """RowRule as nodes read them."""
         if piece.value is None:
             assert piece.view is not None
             dims = list(static_shape(value) or ())
@@ -346,7 +371,8 @@ class _BandOfRows:
         else:
             index = np.stack(np.meshgrid(*map(np.arange, dims[: axis + 1]), indexing="ij"), -1)
             index[..., axis] += rows[0]
-            numbers = self.writer.initializer(f"{whole.name}/index", ir.Tensor(index.astype(np.int64)))
+            name = f"{value.name}.index.chunk{rows[0]}_{rows[1]}"
+            numbers = self.writer.initializer(name, ir.Tensor(index.astype(np.int64)))
             before, _ = self._as_view(value, pieces[0])
             self.writer.window("ScatterND", [before, numbers, view], {}, whole)
         self.wholes[value] = [self._seen(value, whole, (0, height))]
