@@ -80,10 +80,10 @@ def test_device_plans_have_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     lower = planner._lower
 
     def marking(*given: Any) -> Any:
-        lowered = lower(*given)
+        lowered, ranges = lower(*given)
         for node in lowered.model.graph:
             node.metadata_props[WINDOW] = "1"
-        return lowered
+        return lowered, ranges
 
     monkeypatch.setattr(planner, "_lower", marking)
     model = _images()
