@@ -308,14 +308,15 @@ class _SizeSearch:
             if high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
                 self.attempt(high)
         best, plan, bound = self.best, None, None
-        made = tuple(filter(None, map(self._point, self._sizes(points))))
+        low = 0 if best is None else best.size
+        sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []
+        frontier = tuple(filter(None, map(self._point, sizes)))
         if best is not None:
             job, solution = self._cheapest(best)
             bound = best.bound if not in_chunks else total_lower_bound(job.request, whole=False)
             plan = finish(job, solution, self.begin)
             if plan.total_bytes > self.memory:
                 raise PlanError(f"{job.source.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
-        low = 0 if best is None else best.size
         above = [each.beyond for each in self.attempts.values() if each.beyond and each.size > low]
         return Fit(
             memory=self.memory,
@@ -325,7 +326,7 @@ class _SizeSearch:
             lower_bound_bytes=bound,
             beyond=min(above, key=lambda beyond: beyond.size, default=None),
             tried=dict(sorted(self.tried.items())),
-            frontier=made,
+            frontier=frontier,
             seconds=time.perf_counter() - self.begin,
             strategy=self.strategy,
             options=dataclasses.replace(self.options, mode=self.mode, progress=self.report),
@@ -623,11 +624,6 @@ class _SizeSearch:
             self.tried[attempt.size] = attempt.total
         return job, solution
 
-    def _sizes(self, points: int) -> list[int]:
-        """So many sizes up to the largest."""
-        most = 0 if self.best is None else self.best.size
-        return sorted({max(1, most * number // points) for number in range(1, points + 1)}) if most else []
-
     def _point(self, size: int) -> SizePoint | None:
         """A plan of a size; None where none fits."""
         attempt = self.attempt(size)
@@ -665,9 +661,12 @@ def _open_dimension(source: Source | Model, vary: str, options: Options) -> str 
         if vary in (options.dims or {}):
             raise PlanError(f"dimension '{vary}' is what varies: leave its size ({option('dims', {vary: N})}) out.")
         return vary
-    listed = (
-        ", ".join(f"'{v.name}' is [{', '.join(map(_shown, v.shape or ()))}]" for v in inputs) or "there is no input"
-    )
+
+    def shown(dim: object) -> str:
+        return str(dim) if isinstance(dim, int) else str(getattr(dim, "value", None) or "?")
+
+    shapes = (f"'{v.name}' is [{', '.join(map(shown, v.shape or ()))}]" for v in inputs)
+    listed = ", ".join(shapes) or "there is no input"
     if not known:
         raise PlanError(
             f"{model.name}: no dimension of its inputs is open, so none can vary ({listed}). Export it with a dynamic "
@@ -676,7 +675,3 @@ def _open_dimension(source: Source | Model, vary: str, options: Options) -> str 
     what = "open first dimension to be its batch" if vary == "batch" else f"open dimension '{vary}'"
     hint = did_you_mean(vary, known) or f" {option('vary')} takes {quoted(known)}."
     raise PlanError(f"{model.name} has no {what} ({listed}).{hint}")
-
-
-def _shown(dim: object) -> str:
-    return str(dim) if isinstance(dim, int) else str(getattr(dim, "value", None) or "?")

@@ -123,16 +123,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
         raise refused
     try:
         with collecting_later():
-            job = prepare(source, chosen)
-            if job.is_uncalibrated:
-                tell("rehearse")
-                job = rehearsed(job, begin)
-            tell("search")
-            decided_job, solution = decided(job)
-            tell("verify")
-            made = finish(decided_job, solution, begin)
-            if decided_job.chunks and chosen.budget is None:
-                made = _within_overhead(job, made, begin)
+            made = _search_plan(source, chosen, begin)
     except BudgetError as error:
         if kept is not None and chosen.time_limit is None:  # with more time there may be one
             kept.write_refusal(error)
@@ -140,6 +131,19 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     if kept is not None:
         kept.write(made)
     return made
+
+
+def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
+    """The plan of a model, made anew."""
+    job, tell = prepare(source, chosen), chosen.progress or _silent
+    if job.is_uncalibrated:
+        tell("rehearse")
+        job = rehearsed(job, begin)
+    tell("search")
+    made, solution = decided(job)
+    tell("verify")
+    plan = finish(made, solution, begin)
+    return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
 
 
 @overload
