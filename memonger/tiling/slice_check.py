@@ -213,7 +213,8 @@ class SliceCheck:
     ) -> dict[int, np.ndarray]:
         """The outputs of a node alone, by number, which lie in this memory."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
-        session = ort.make_session(extract(model, [node], outputs.values()), CPU, options)
+        given = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
+        session = ort.make_session(extract(model, [node], outputs.values(), given), CPU, options)
         results, binding = memory.arrays(outputs), session.io_binding()
         try:
             for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
