@@ -300,8 +300,10 @@ EXCLUSIONS = (
     Exclusion(
         "a number of chunks",
         "[device=none] but strips, nor with a CUDA device",
-        lambda it: it.axis_and_chunks is not None
-        and (_is_cuda(it.device) if it.axis_and_chunks[0] == ROWS else _is_beside_cpu(it.device)),
+        lambda it: (
+            it.axis_and_chunks is not None
+            and (_is_cuda(it.device) if it.axis_and_chunks[0] == ROWS else _is_beside_cpu(it.device))
+        ),
         "what slices take, and whether they give the same bits, is measured on the CPU",
         "Say [device=cpu], or leave [chunks] out",
     ),

@@ -266,7 +266,7 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
                 also = read.union(value for other in own for value in nodes[other].inputs)
                 waits = [
                     other for other in own
-                    if read.issuperset(filter(is_image, nodes[other].inputs)) and also.isdisjoint(nodes[other].outputs)
+                    if read.issuperset(v for v in nodes[other].inputs if is_image(v)) and also.isdisjoint(nodes[other].outputs)
                 ]  # fmt: skip
                 order += [*before, *(other for other in own if other not in waits)]
                 before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
