@@ -264,10 +264,8 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
             if behind:
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
-                waits = [
-                    other for other in own
-                    if read.issuperset(v for v in nodes[other].inputs if is_image(v)) and also.isdisjoint(nodes[other].outputs)
-                ]  # fmt: skip
+                unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
+                waits = [other for other in unread if read.issuperset(v for v in nodes[other].inputs if is_image(v))]
                 order += [*before, *(other for other in own if other not in waits)]
                 before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
             own.append(step)
