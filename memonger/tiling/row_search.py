@@ -240,8 +240,8 @@ class RowLadder(Sequence[RowTiles]):
         return round(max(part.bytes for part in parts)) + session
 
     def estimated(self, index: int) -> float:
-        """About how many seconds longer the way takes; nor for that."""
-        return math.fsum(part.seconds for part in self._ways[index])
+        """About how many seconds longer the way takes, none where caches save some; nor for that."""
+        return max(0.0, math.fsum(part.seconds for part in self._ways[index]))
 
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
