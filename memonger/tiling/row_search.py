@@ -242,8 +242,8 @@ class RowLadder(Sequence[RowTiles]):
         return round(max(part.bytes for part in parts)) + session
 
     def estimated(self, index: int) -> float:
-        """About how many seconds longer the way takes; nor for that."""
-        return math.fsum(part.seconds for part in self._ways[index])
+        """About how many seconds longer the way takes, none where caches save some; nor for that."""
+        return max(0.0, math.fsum(part.seconds for part in self._ways[index]))
 
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
@@ -266,10 +266,8 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
             if behind:
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
-                waits = [
-                    other for other in own
-                    if read.issuperset(v for v in nodes[other].inputs if is_image(v)) and also.isdisjoint(nodes[other].outputs)
-                ]  # fmt: skip
+                unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
+                waits = [other for other in unread if read.issuperset(v for v in nodes[other].inputs if is_image(v))]
                 order += [*before, *(other for other in own if other not in waits)]
                 before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
             own.append(step)
