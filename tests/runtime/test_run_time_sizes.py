@@ -113,7 +113,7 @@ def test_a_budget_holds_for_what_was_measured_and_a_run_that_needs_more_ends_in_
     assert memonger.Plan.load(path).limit == plan.limit
     stock = networks.run_stock(networks.stock(_picking()), HALF)
     for session in (memonger.Session(plan), memonger.Session(path)):
-        before = process_memory.resident().now
+        before = process_memory.settle()
         for _ in range(2):
             assert networks.same_bits(session.run(HALF), stock)
             with pytest.raises(memonger.SessionError, match=r"than its limit.*node '\w+' asked for more"):
@@ -121,7 +121,7 @@ def test_a_budget_holds_for_what_was_measured_and_a_run_that_needs_more_ends_in_
         assert networks.same_bits(session.run(HALF), stock)
         session.release()
         assert networks.same_bits(session.run(HALF), stock)
-        assert process_memory.resident().now - before < 12 * MiB
+        assert process_memory.settle() - before < 12 * MiB
 
 
 def test_the_measured_inputs_run_under_the_smallest_budget() -> None:
