@@ -55,7 +55,7 @@ from memonger.plan import (
 )
 from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
-from memonger.planner.chunk_timing import NOISE, ratio_of_times
+from memonger.planner.chunk_timing import NOISE, ChunkTimer
 from memonger.schedule import Request, decide, mirror_plan
 from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
@@ -636,6 +636,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     off = dataclasses.replace(job.copy(), options=dataclasses.replace(options, chunks="off"))
     whole, spent = finish(*decided(off), begin), job.lowered.spent
     seconds, limit = math.fsum(measured.seconds.values()), 1 + options.max_overhead + NOISE
+    timer = ChunkTimer(whole, seconds, limit, options.inputs)
     for attempt in range(COARSER):
         if attempt:
             copies = sum(CHUNK in node.metadata_props or STRIP in node.metadata_props for node in plan.model.graph)
@@ -644,7 +645,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
                 break
             plan = finish(made, solution, begin)
         tell("compare")
-        ratio = ratio_of_times(plan, whole, seconds, limit, options.inputs)
+        ratio = timer.ratio(plan)
         spent.ratio = ratio if ratio is not None else spent.ratio
         if ratio is None or ratio <= limit:
             return dataclasses.replace(plan, planning_seconds=time.perf_counter() - begin)

@@ -1,6 +1,7 @@
 """Chunks that were measured to take longer than they may: coarser ones, or none; and what counts as measured."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -23,7 +24,7 @@ def _copies(plan: memonger.Plan) -> int:
 def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger.Plan:
     """MobileNet-v2 at batch 32, with these for measured ratios."""
     given: Iterator[float | None] = iter(ratios)
-    monkeypatch.setattr(search_plan, "ratio_of_times", lambda *_: next(given))
+    monkeypatch.setattr(search_plan.ChunkTimer, "ratio", lambda *_: next(given))
     model = models.build("mobilenet_v2", batch=32, image=96)
     return memonger.search_plan(model, device="cpu", mode="inference")
 
@@ -43,7 +44,7 @@ def test_chunks_that_take_too_long_become_coarser_or_none(monkeypatch: pytest.Mo
 
 
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_plan, "ratio_of_times", None)  # it isn't called
+    monkeypatch.setattr(search_plan, "ChunkTimer", None)  # none is made
     model = models.build("mobilenet_v2", batch=32, image=96)
     plan = memonger.search_plan(model, device="cpu", mode="inference", chunks=4)
     assert plan.chunks
@@ -92,9 +93,21 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for given in keywords:
         plan = memonger.search_plan(PERCEPTRON, batch=8, **given)
-        ratio = chunk_timing.ratio_of_times(plan, plan, 0.01, 2.0, None)
+        ratio = chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan)
         assert ratio is not None
         assert 0.01 < ratio < 100
-    assert chunk_timing.ratio_of_times(plan, plan, chunk_timing.SHORTEST / 2, 2.0, None) is None
+    assert chunk_timing.ChunkTimer(plan, chunk_timing.SHORTEST / 2, 2.0, None).ratio(plan) is None
     monkeypatch.setattr(chunk_timing, "QUIET", -1.0)
-    assert chunk_timing.ratio_of_times(plan, plan, 0.01, 2.0, None) is None
+    assert chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan) is None
+    assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
+
+
+def test_of_long_runs_the_best_of_two_counts_where_the_first_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without chunks are timed once or twice for all plans."""
+    times = {"whole": iter([5.0, 4.0]), "slow": iter([6.0, 4.4]), "fast": iter([4.1])}
+    monkeypatch.setattr(chunk_timing, "_timed", lambda name: (next(times[name]), 0.0))
+    whole = SimpleNamespace(parameter_bytes=0)
+    timer = chunk_timing.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: "whole" if plan is whole else plan)
+    assert timer.ratio("slow") == 1.1  # type: ignore[arg-type]
+    assert timer.ratio("fast") == 4.1 / 4.0  # type: ignore[arg-type]
