@@ -163,7 +163,7 @@ def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:
 def _write(name: str, path: Path, batch: int = 1, training: bool = False) -> None:
     """A network's file, weights inside as exporters write them."""
     if name in EXPORTED:
-        from benchmarks.exports import export
+        from models.torch_exports import export
 
         export(name, path)
         return

@@ -1,5 +1,0 @@
-"""Where `benchmarks.process` finds exported networks."""
-
-from models.torch_exports import EXPORTS, export
-
-__all__ = ["EXPORTS", "export"]
