@@ -27,6 +27,7 @@ from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.runtime import process_memory
 from memonger.runtime.feeds import inputs_of
 from memonger.serving import export
+from tests.support.export_models import loader
 
 NETWORKS = ("resnet50", "densenet121", "googlenet", "mobilenet_v2", "vgg16", "unet", "gpt", "vit")
 OPTIONS: dict[str, dict[str, object]] = {"unet": {"image": 256}}
@@ -88,16 +89,6 @@ def triton_session(folder: Path) -> Callable[[Any], object]:
     )
 
 
-def loaded(folder: Path) -> Any:
-    """The load.py of an export."""
-    spec = importlib.util.spec_from_file_location("exported_load", folder / "load.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def openvino_model(model: Path) -> Callable[[Any], object]:
     """OpenVINO on a model as it comes, in the model's precision."""
     import openvino
@@ -117,10 +108,10 @@ def runner(column: str, folder: Path) -> Callable[[Any], object]:
         case "file":
             return stock_session(folder / "ort" / "model.planned.onnx")
         case "ort":
-            session = loaded(folder / "ort").session()
+            session = loader(folder / "ort").session()
             return lambda feeds: session.run(None, feeds)
         case "ort all":
-            fused = loaded(folder / "ort").session("ORT_ENABLE_ALL")
+            fused = loader(folder / "ort").session("ORT_ENABLE_ALL")
             return lambda feeds: fused.run(None, feeds)
         case "triton" | "triton+":
             return triton_session(folder / column)
@@ -129,7 +120,7 @@ def runner(column: str, folder: Path) -> Callable[[Any], object]:
             return lambda feeds: planned.run(feeds, copy=False)
         case "ov":
             return openvino_model(original)
-    compiled = loaded(folder / "ov file").compiled()
+    compiled = loader(folder / "ov file").compiled()
     return lambda feeds: compiled(feeds)
 
 
@@ -184,7 +175,7 @@ def order_kept(folder: Path) -> float:
     planned = [node.name for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
     place = {name: index for index, name in enumerate(planned)}
     operators = []
-    for operator in loaded(folder).compiled().get_runtime_model().get_ordered_ops():
+    for operator in loader(folder).compiled().get_runtime_model().get_ordered_ops():
         info = operator.get_rt_info()
         names = [n for n in str(info["originalLayersNames"].value).split(",") if n in place] if info else []
         if names:

@@ -9,6 +9,7 @@ quiet machine that is 0.1 % of a run's time, beside one busy process more than a
 nothing is measured, and the plan is that of the constants.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -42,6 +43,15 @@ MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
 
 
+def can_be_timed(seconds: float, parameter_bytes: int) -> bool:
+    """Whether plans can be timed whose runs take about so many seconds, and whose parameters so many bytes.
+
+    They can't where runs are shorter than `SHORTEST` or longer than `LONGEST`, where parameters are larger than
+    `MOST_PARAMETERS`, and where the system doesn't say what threads waited for.
+    """
+    return SHORTEST <= seconds <= LONGEST and parameter_bytes <= MOST_PARAMETERS and _waited() is not None
+
+
 class ChunkTimer:
     """Times plans with chunks beside the one without.
 
@@ -60,12 +70,9 @@ class ChunkTimer:
     def ratio(self, chunked: Plan) -> float | None:
         """The time of a run in chunks over that of one without them.
 
-        Returns: None where it isn't measured: others are running on the machine; runs are shorter than `SHORTEST` or
-            longer than `LONGEST`; parameters are larger than `MOST_PARAMETERS`; the system doesn't say what threads
-            waited for.
+        Returns: None where it isn't measured: it can't be (`can_be_timed`), or others are running on the machine.
         """
-        is_possible = SHORTEST <= self._seconds <= LONGEST and self._whole.parameter_bytes <= MOST_PARAMETERS
-        if not is_possible or _waited() is None:
+        if not can_be_timed(self._seconds, self._whole.parameter_bytes):
             return None
         try:
             if self._without is None:
@@ -82,20 +89,17 @@ class ChunkTimer:
 
     def _best_of_two(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
         """The ratio of long runs: of the first ones where that holds the limit, else of the best of two of each."""
-        ratio, best = None, float("inf")
+        ratio, best = None, math.inf
         for attempt in range(2):
-            for run, times in ((without, self._long_runs), (with_chunks, None)):
-                if times is not None and len(times) > attempt:
-                    continue
-                seconds, waited = _timed(run)
-                if waited > QUIET:  # threads of what ran before may still be about
-                    seconds, waited = _timed(run)
-                if waited > QUIET:
+            if len(self._long_runs) == attempt:
+                seconds = _quiet_seconds(without)
+                if seconds is None:
                     return None
-                if times is not None:
-                    times.append(seconds)
-                else:
-                    best = min(best, seconds)
+                self._long_runs.append(seconds)
+            seconds = _quiet_seconds(with_chunks)
+            if seconds is None:
+                return None
+            best = min(best, seconds)
             ratio = best / min(self._long_runs)
             if ratio <= self._limit:
                 break
@@ -126,6 +130,15 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
     session = Session(plan, check_order=False)
     given = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
     return lambda: session.run(given, copy=False)
+
+
+def _quiet_seconds(run: Callable[[], object]) -> float | None:
+    """Seconds of a run that had the processor to itself, at the second try at most; None where there was none."""
+    for _ in range(2):  # threads of what ran before may still be about
+        seconds, waited = _timed(run)
+        if waited <= QUIET:
+            return seconds
+    return None
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:

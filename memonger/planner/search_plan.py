@@ -55,7 +55,7 @@ from memonger.plan import (
 )
 from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
-from memonger.planner.chunk_timing import NOISE, ChunkTimer
+from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed
 from memonger.schedule import Request, decide, mirror_plan
 from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
@@ -633,9 +633,13 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     options, measured, tell = job.options, job.lowered.calibration, job.options.progress or _silent
     if options.chunks != "auto" or measured is None or measured.seconds is None:
         return plan
+    model, seconds = job.lowered.model, math.fsum(measured.seconds.values())
+    roles = training_roles.read(model, str(model.graph.name))
+    if not can_be_timed(seconds, parameter_bytes(model, roles)):
+        return plan
     off = dataclasses.replace(job.copy(), options=dataclasses.replace(options, chunks="off"))
     whole, spent = finish(*decided(off), begin), job.lowered.spent
-    seconds, limit = math.fsum(measured.seconds.values()), 1 + options.max_overhead + NOISE
+    limit = 1 + options.max_overhead + NOISE
     timer = ChunkTimer(whole, seconds, limit, options.inputs)
     for attempt in range(COARSER):
         if attempt:

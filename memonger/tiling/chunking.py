@@ -180,17 +180,17 @@ def choose(
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
-    search = search_of(lowered, request, options, device, batch, plain)
+    search = search_of(lowered, request, options, device, batch, plain, most_copies)
     if budget is not None and options.axis_and_chunks is None:
         return search.at_most(float(budget - request.base))
     if options.axis_and_chunks is not None:
         return search.within(math.inf if budget is None else float(budget - request.base))
-    search.most_copies = most_copies
     return search.quick()
 
 
 def search_of(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution
+    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+    most_copies: int = MOST_NODES,
 ) -> "ChunkSearch":  # fmt: skip
     """What looks for chunks of a schedule; see `choose`."""
     roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
@@ -201,7 +201,7 @@ def search_of(
         node.metadata_props.pop(WINDOW, None)
     works = {str(node.name): work_of(node) for node in ordered.model.graph}
     return ChunkSearch(
-        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch
+        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch, most_copies
     )
 
 
@@ -219,11 +219,10 @@ Way = Chunking | RowTiles
 class ChunkSearch:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
-    def __init__(self, job: ToSlice, options: Options, batch: int | None) -> None:
-        self.job, self.options, self.batch = job, options, batch
+    def __init__(self, job: ToSlice, options: Options, batch: int | None, most_copies: int) -> None:
+        self.job, self.options, self.batch, self.most_copies = job, options, batch, most_copies
         self._check = SliceCheck(options.threads, job.lowered.spent)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
-        self.most_copies = MOST_NODES
         self._known: dict[Any, list[Ladder]] = {}
         self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
         self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}

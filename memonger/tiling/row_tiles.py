@@ -134,7 +134,7 @@ def bounds(nodes: Mapping[ir.Node, RowRule], count: int) -> list[tuple[int, int]
 
 
 def height_of(value: ir.Value) -> int:
-    """RowRule of an image."""
+    """How many rows an image has."""
     return (static_shape(value) or (0, 0, 0))[ROWS]
 
 
@@ -326,7 +326,7 @@ class _BandOfRows:
         return _Piece(rows, view=made) if value in self.blocked else _Piece(rows, made)
 
     def _as_view(self, value: ir.Value, piece: _Piece) -> tuple[ir.Value, int]:
-        """RowRule as their bytes lie, and the axis along which they do."""
+        """Rows as their bytes lie, and the axis along which they do."""
         if value not in self.blocked:
             assert piece.value is not None
             return piece.value, ROWS
@@ -338,7 +338,7 @@ class _BandOfRows:
         return piece.view, 1
 
     def _as_value(self, value: ir.Value, piece: _Piece) -> ir.Value:
-        """RowRule as nodes read them."""
+        """Rows as nodes read them."""
         if piece.value is None:
             assert piece.view is not None
             dims = list(static_shape(value) or ())

@@ -1,9 +1,7 @@
 """Exports that stock runtimes load: onnxruntime, Triton's ONNX Runtime backend (by its source's options), OpenVINO."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,22 +14,12 @@ from memonger.ir import save
 from memonger.plan_file import KEY
 from memonger.runtime.profile import read_profile
 from memonger.serving import export, order
-from tests.support.export_models import branched, images, planned
+from tests.support.export_models import branched, images, loader, planned
 from tests.support.networks import model_of
 from tests.support.stock import normal, run_stock
 
 # Triton's numbers for onnxruntime's levels.
 LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
-
-
-def loader(folder: Path) -> ModuleType:
-    """The exported load.py, as a module."""
-    spec = importlib.util.spec_from_file_location("exported_load", folder / "load.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def uneven() -> onnx.ModelProto:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,16 @@ def planned(folder: Path, batches: Sequence[int], **choices: Any) -> list[Path]:
         plan = memonger.search_plan(branched(), batch=batch, **{"mode": "inference", "device": "none", **choices})
         plan.save(paths[-1])
     return paths
+
+
+def loader(folder: Path) -> ModuleType:
+    """The exported load.py, as a module."""
+    spec = importlib.util.spec_from_file_location("exported_load", folder / "load.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def as_request(feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
