@@ -2,15 +2,14 @@
 
 Chunks are chosen by constants of one kind of processor (`memonger.tiling.chunk_times`), so that the same input gives
 the same plan whatever else the machine does. On another processor the constants may be wrong. So the plan that was
-chosen is compared once with the plan without chunks, and only a clear difference counts: pairs of runs in which the
-process had the processor to itself agree that chunks cost more than was allowed, and `NOISE` on top. Whether it had is
+chosen is compared once with the plan without chunks, and only a clear difference counts: of runs in which the process
+had the processor to itself the fastest in chunks takes longer than was allowed, and `NOISE` on top. Whether it had is
 what Linux says of each thread: for how long it could have run and had to wait (``/proc/self/task/*/schedstat``). On a
 quiet machine that is 0.1 % of a run's time, beside one busy process more than all of it. Where others are running,
 nothing is measured, and the plan is that of the constants.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,15 +28,17 @@ NOISE = 0.03
 QUIET = 0.02
 """Seconds of waiting for a processor in one second of a run above which the run doesn't count."""
 
-PAIRS, MOST_PAIRS = 3, 9
-"""Pairs that count if all agree, and those of which the median decides if they don't."""
+PAIRS, LONG_PAIRS = (3, 9), (1, 4)
+"""Pairs of runs that are timed at least, and at most, if the fastest runs with chunks seem to take too long; of long
+runs fewer. What else the machine does makes runs slower, in chunks that lie in the cache more than whole, and never
+faster: so the fastest of each are compared."""
 
 PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the best of two counts; and
-of the longest two would take too much time."""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; a long one isn't timed as often, without
+chunks twice at most; and the longest would take too much time."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -58,17 +59,17 @@ class ChunkTimer:
     Args:
         whole: The plan without chunks, for this machine.
         seconds: What a run of it takes, about.
-        limit: What of the ratio decides something: as many runs are timed as it takes to tell on which side it lies.
+        limit: What of the ratio decides something: more runs are timed where it seems to be above.
         inputs: What runs are fed; random numbers if None.
     """
 
     def __init__(self, whole: Plan, seconds: float, limit: float, inputs: feeding.Feeds | None) -> None:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
-        self._long_runs = list[float]()  # seconds of those without chunks
+        self._without_seconds = list[float]()
 
     def ratio(self, chunked: Plan) -> float | None:
-        """The time of a run in chunks over that of one without them.
+        """The time of a run in chunks over that of one without them, the fastest of each.
 
         Returns: None where it isn't measured: it can't be (`can_be_timed`), or others are running on the machine.
         """
@@ -80,45 +81,30 @@ class ChunkTimer:
                 if self._seconds < LONG and min(_timed(self._without)[1], _timed(self._without)[1]) > QUIET:
                     return None  # nothing is gained by loading the other one
             with_chunks = _runner(chunked, self._inputs)
-            if self._seconds >= LONG:
-                return self._best_of_two(with_chunks, self._without)
-            with_chunks()
-            return _compared(with_chunks, self._without, self._limit)
+            if self._seconds < LONG:
+                with_chunks()
+            return self._compared(with_chunks, self._without)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
-    def _best_of_two(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
-        """The ratio of long runs: of the first ones where that holds the limit, else of the best of two of each."""
-        ratio, best = None, math.inf
-        for attempt in range(2):
-            if len(self._long_runs) == attempt:
-                seconds = _quiet_seconds(without)
-                if seconds is None:
-                    return None
-                self._long_runs.append(seconds)
-            seconds = _quiet_seconds(with_chunks)
-            if seconds is None:
+    def _compared(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
+        """The ratio of the fastest runs; None where too few of them had the processor to themselves."""
+        is_long, best, counted = self._seconds >= LONG, math.inf, 0
+        fewest, most = LONG_PAIRS if is_long else PAIRS
+        for tried in range(2 * most):
+            seconds, waited = _timed(with_chunks)
+            if not is_long or len(self._without_seconds) < 2:
+                others, others_waited = _timed(without)
+                self._without_seconds += [others] if others_waited <= QUIET else []
+                waited = max(waited, others_waited)
+            if waited <= QUIET:
+                best, counted = min(best, seconds), counted + 1
+            elif tried + 1 - counted > PAIRS[0]:  # the machine isn't quiet
                 return None
-            best = min(best, seconds)
-            ratio = best / min(self._long_runs)
-            if ratio <= self._limit:
-                break
-        return ratio
-
-
-def _compared(with_chunks: Callable[[], object], without: Callable[[], object], limit: float) -> float | None:
-    """The median ratio of pairs of runs; None where too few had the processor to themselves."""
-    ratios = list[float]()
-    for tried in range(2 * MOST_PAIRS):
-        (first, first_waited), (second, second_waited) = _timed(with_chunks), _timed(without)
-        if max(first_waited, second_waited) <= QUIET:
-            ratios.append(first / second)
-        elif tried + 1 - len(ratios) > PAIRS:  # the machine isn't quiet
-            break
-        agree = all(ratio <= limit for ratio in ratios) or all(ratio > limit for ratio in ratios)
-        if len(ratios) == MOST_PAIRS or (len(ratios) >= PAIRS and agree):
-            return statistics.median(ratios)
-    return None
+            holds = bool(self._without_seconds) and best <= self._limit * min(self._without_seconds)
+            if counted == most or (counted >= fewest and holds):
+                return best / min(self._without_seconds)
+        return None
 
 
 def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
@@ -130,15 +116,6 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
     session = Session(plan, check_order=False)
     given = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
     return lambda: session.run(given, copy=False)
-
-
-def _quiet_seconds(run: Callable[[], object]) -> float | None:
-    """Seconds of a run that had the processor to itself, at the second try at most; None where there was none."""
-    for _ in range(2):  # threads of what ran before may still be about
-        seconds, waited = _timed(run)
-        if waited <= QUIET:
-            return seconds
-    return None
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:

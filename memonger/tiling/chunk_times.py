@@ -102,6 +102,10 @@ class NodeWork:
         near = min(1.0, CACHE / alive) if alive else 1.0
         return self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
 
+    def product_seconds(self, cores: int) -> float:
+        """About what its products take on so many cores, which all are busy."""
+        return self.flops / rates().flops * 2 / cores
+
     def hidden_seconds(self, cores: int, alive: float) -> float:
         """What `seconds` takes to be hidden: the shorter of the time of products and of values that are moved."""
         return min(self.flops / rates().flops, self._moved(alive)) * 2 / cores

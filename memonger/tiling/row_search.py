@@ -23,6 +23,7 @@ from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.ir.operators import operator_name
+from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
@@ -40,6 +41,7 @@ from memonger.tiling.row_tiles import (
     in_row_tiles,
     row_rules,
     row_slices,
+    slice_rows,
 )
 from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
 
@@ -69,6 +71,9 @@ EFFORT = 200_000
 
 FORMS = 6
 """About so many slices of a band differ: the first ones, which fill what is kept, and the last ones."""
+
+BLOCKS_AT_ONCE = 4
+"""So many blocks of channels onnxruntime computes together."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
@@ -125,7 +130,7 @@ class RowTiles(InSlices):
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
             tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
             alike = dict[ir.Node, list[CheckedCopy]]()
-            for one in row_slices(tiled_here, bounds(tiled_here, band.slices)):
+            for one in row_slices(tiled_here, bounds(tiled_here, band.rows)):
                 for node, copy in one.tiles:
                     if operator_name(node) in EXACT:
                         continue
@@ -167,6 +172,25 @@ def _tile(node: ir.Node) -> tuple[str, int, int]:
     """The node that a copy is of, and its rows."""
     begin, end = map(int, node.metadata_props[STRIP].split("."))
     return before_chunks(node), begin, end
+
+
+def _band(begin: int, end: int, nodes: Mapping[ir.Node, RowRule], count: int, cores: int) -> RowBand:
+    """A band in about so many slices, which keep so many cores busy; 0: in just so many, if its rows allow that."""
+    rows = slice_rows(nodes, count, cores)
+    return RowBand(begin, end, len(bounds(nodes, rows)), rows)
+
+
+def _idle_share(node: ir.Node, rows: int, cores: int) -> float:
+    """How much longer a copy of a node takes that gives so few rows that not all cores get as many.
+
+    Of blocked convolutions: onnxruntime divides the rows of an image, for each `BLOCKS_AT_ONCE` blocks of its channels,
+    among the cores.
+    """
+    batch, channels, *_ = static_shape(node.outputs[0]) or (1, 1)
+    if node.domain != BLOCKED or node.op_type != "Conv":
+        return 0.0
+    pieces = batch * rows * -(-channels // (BLOCKS_AT_ONCE * block_size()))
+    return -(-pieces // cores) * cores / pieces - 1
 
 
 def _block(nodes: Sequence[ir.Node]) -> int:
@@ -385,16 +409,19 @@ class _Search:
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
-        for count in (self.asked,) if self.asked else SLICES:
-            if count > rows or count >= most:
+        for asked in (self.asked,) if self.asked else SLICES:
+            if asked > rows or asked >= most:
                 break
-            bytes_, seconds, more = self._slice(own, count)
-            if count > COARSE and bytes_ > LESS * needed:
+            band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
+            if band == ways[-1].band:
+                continue
+            bytes_, seconds, more = self._slice(own, band)
+            if asked > COARSE and bytes_ > LESS * needed:
                 break
             needed = min(needed, bytes_)
-            needs = around + bytes_ + workspace / count
-            part = _Part(RowBand(begin, end, len(bounds(own, count))), needs, seconds, more, packed * (count - 1))
-            runs = count * run_seconds(part.shares, self.job.cores)
+            needs = around + bytes_ + workspace / band.slices
+            part = _Part(band, needs, seconds, more, packed * (band.slices - 1))
+            runs = band.slices * run_seconds(part.shares, self.job.cores)
             ways.append(dataclasses.replace(part, seconds=seconds + runs))
         return ways
 
@@ -412,10 +439,11 @@ class _Search:
                 whole.add((number, True))
         return float(sum(self.buffers[number].size for number, _ in whole))
 
-    def _slice(self, nodes: Mapping[ir.Node, RowRule], count: int) -> tuple[float, float, int]:
+    def _slice(self, nodes: Mapping[ir.Node, RowRule], band: RowBand) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
+        count, parts = band.slices, bounds(nodes, band.rows)
         middle = max(0, count // 2 - 1)
-        slices = row_slices(nodes, [(number, count) for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
+        slices = row_slices(nodes, [parts[number - 1] for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
         own, kept = slices[-2], slices[-2].kept
         size: dict[ir.Value, int] = {}
         done: dict[ir.Value, int] = {}
@@ -431,6 +459,9 @@ class _Search:
             work, near = self.job.works[str(node.name)], self.near[self._steps[node]]
             seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, near)
             seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, near))
+        for node, copy in own.tiles:
+            idle = _idle_share(node, copy.made[1] - copy.made[0], cores)
+            seconds += idle * self.job.works[str(node.name)].product_seconds(cores)
         return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
 
     @cached_property

@@ -37,11 +37,13 @@ class RowBand:
         begin: The first.
         end: Behind the last.
         slices: How many.
+        rows: Of the tallest result in each slice but the last.
     """
 
     begin: int
     end: int
     slices: int
+    rows: int
 
 
 def row_rules(model: ir.Model) -> list[RowRule | Refusal | None]:
@@ -126,11 +128,28 @@ def _runs_again(node: ir.Node, nodes: Mapping[ir.Node, RowRule]) -> bool:
     return len(value.uses()) == 1 and value.consumers()[0] in nodes
 
 
-def bounds(nodes: Mapping[ir.Node, RowRule], count: int) -> list[tuple[int, int]]:
-    """What is there behind each of so many slices, as `row_slices` takes it: as many rows in each but the last."""
+def slice_rows(nodes: Mapping[ir.Node, RowRule], count: int, cores: int) -> int:
+    """How many rows of the tallest result each of about so many slices has.
+
+    onnxruntime gives each core the same number of rows of an image, and one waits for the other where those aren't
+    equal. So of every image that a slice computes it has a multiple of the cores in rows; of the smallest ones not,
+    where the slices would have more than twice as many rows for it. With no cores it is the fewest rows that give no
+    more slices.
+    """
     height = max(map(height_of, exits_of(nodes)))
-    step = -(-height // count)
-    return [(min(end, height), height) for end in range(step, height + step, step)]
+    rows = -(-height // count)
+    if not cores:
+        return rows
+    heights = sorted({height_of(value) for node in nodes for value in node.outputs if value.name})
+    units = (cores * max(1, height // other) for other in heights if max(height, other) % min(height, other) == 0)
+    unit = next((unit for unit in units if unit <= 2 * rows), 1)
+    return min(height, -(-rows // unit) * unit)
+
+
+def bounds(nodes: Mapping[ir.Node, RowRule], rows: int) -> list[tuple[int, int]]:
+    """What is there behind each slice of so many rows of the tallest result, as `row_slices` takes it."""
+    height = max(map(height_of, exits_of(nodes)))
+    return [(min(end, height), height) for end in range(rows, height + rows, rows)]
 
 
 def height_of(value: ir.Value) -> int:
@@ -159,7 +178,7 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        _BandOfRows(writer, number, tiled, blocked, block).write(band.slices)
+        _BandOfRows(writer, number, tiled, blocked, block).write(band.rows)
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
@@ -215,10 +234,10 @@ class _BandOfRows:
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
 
-    def write(self, count: int) -> None:
-        """Add copies of the nodes for so many slices, and put together what others read."""
+    def write(self, rows: int) -> None:
+        """Add copies of the nodes for slices of so many rows, and put together what others read."""
         exits = exits_of(self.nodes)
-        parts = bounds(self.nodes, count)
+        parts = bounds(self.nodes, rows)
         begin = 0
         for one, (end, _) in zip(row_slices(self.nodes, parts), parts, strict=True):
             chunk, begin = Chunk(self.number, 0, begin, end), end

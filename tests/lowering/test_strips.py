@@ -166,8 +166,9 @@ def _in_strips(data: st.DataObject, chain: _Chain) -> None:
     tiled = {n: rule for n, rule in list(zip(model.graph, rules, strict=True))[begin:end] if isinstance(rule, RowRule)}
     if not tiled:
         return
-    rows = min(map(height_of, exits_of(tiled)))
-    made = in_row_tiles(model, [RowBand(begin, end, data.draw(st.integers(2, min(6, rows))))], 1)
+    rows, height = min(map(height_of, exits_of(tiled))), max(map(height_of, exits_of(tiled)))
+    count = data.draw(st.integers(2, min(6, rows)))
+    made = in_row_tiles(model, [RowBand(begin, end, count, -(-height // count))], 1)
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     copies: dict[str, list[tuple[int, int]]] = {}
     for node in made.graph:
@@ -328,7 +329,7 @@ def test_an_image_lower_than_a_window_is_cut_all_the_same() -> None:
     text = "g (float[1, 1, 3, 8] x) => (float[1, 1, 3, 8] y) { y = Conv <pads = [3, 3, 3, 3]> (x, w) }"
     model = parse(text, opset=20, ir_version=10)
     model.graph.initializer.append(numpy_helper.from_array(normal(1, 1, 1, 7, 7), "w"))
-    made = in_row_tiles(portable(load(model)).model, [RowBand(0, 1, 3)], 1)
+    made = in_row_tiles(portable(load(model)).model, [RowBand(0, 1, 3, 1)], 1)
     feeds = {"x": normal(2, 1, 1, 3, 8)}
     whole = networks.run_stock(networks.stock(model), feeds)
     np.testing.assert_allclose(_run(made, feeds)["y"], whole["y"], rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 """Chunks that were measured to take longer than they may: coarser ones, or none; and what counts as measured."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import onnx
@@ -52,35 +53,39 @@ def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
     assert memonger.search_plan(model, device="cpu", mode="inference", budget=budget).total_bytes <= budget
 
 
-def _runs(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[tuple[float, float], tuple[float, float]]) -> list[int]:
-    """Runs that take so many seconds, with chunks and without, and wait for such a part; counts pairs."""
-    given, count = iter(pairs), [0]
+Timed = tuple[float, float]
+"""Seconds of a run, and what part of them its threads waited."""
 
-    def timed(run: Callable[[], object]) -> tuple[float, float]:
-        if run is int:
-            count[0] += 1
-            _runs.pair = next(given)  # type: ignore[attr-defined]
-        return _runs.pair[run is float]  # type: ignore[attr-defined, no-any-return]
 
-    monkeypatch.setattr(chunk_timing, "_timed", timed)
-    return count
+def _ratio(monkeypatch: pytest.MonkeyPatch, seconds: float, pairs: Sequence[tuple[Timed, Timed]]) -> float | None:
+    """What is measured of plans whose runs, with chunks and without, take such times in turns; all of them are run."""
+    times = {"chunked": iter([one for one, _ in pairs]), "whole": iter([other for _, other in pairs])}
+    if seconds < chunk_timing.LONG:  # the session's first runs say whether the machine is quiet
+        times["whole"] = itertools.chain([(9.0, 0.0)] * 2, times["whole"])
+    monkeypatch.setattr(chunk_timing, "_timed", lambda run: next(times[run()]))
+    whole, chunked = SimpleNamespace(parameter_bytes=0), SimpleNamespace()
+    timer = chunk_timing.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        chunk_timing, "_runner", lambda plan, _: (lambda: "whole") if plan is whole else (lambda: "chunked")
+    )
+    ratio = timer.ratio(chunked)  # type: ignore[arg-type]
+    assert [*times["chunked"], *times["whole"]] == []
+    return ratio
 
 
 def test_only_runs_that_had_the_processor_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet, busy = ((1.5, 0.0), (1.0, 0.01)), ((9.0, 0.8), (1.0, 0.0))
-    count = _runs(monkeypatch, quiet, busy, quiet, quiet)
-    assert chunk_timing._compared(int, float, 1.05) == 1.5
-    assert count == [4]
-    count = _runs(monkeypatch, *[busy] * 9)
-    assert chunk_timing._compared(int, float, 1.05) is None
-    assert count == [4]
+    quiet, busy = ((1.5, 0.0), (1.0, 0.01)), ((0.5, 0.8), (1.0, 0.0))
+    most = chunk_timing.PAIRS[1]
+    assert _ratio(monkeypatch, 1.0, [quiet, busy, *[quiet] * (most - 1)]) == 1.5
+    assert _ratio(monkeypatch, 1.0, [busy] * 4) is None
 
 
-def test_pairs_that_disagree_go_on_until_the_median_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, fast = ((1.1, 0.0), (1.0, 0.0)), ((1.0, 0.0), (1.0, 0.0))
-    count = _runs(monkeypatch, slow, fast, fast, fast, slow, fast, fast, slow, fast)
-    assert chunk_timing._compared(int, float, 1.05) == 1.0
-    assert count == [chunk_timing.MOST_PAIRS]
+def test_the_fastest_runs_are_compared_until_they_hold_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others make runs slower, never faster: slow ones decide nothing where a fast one is among them."""
+    slow, fast = ((1.3, 0.0), (1.1, 0.0)), ((1.02, 0.0), (1.0, 0.0))
+    assert _ratio(monkeypatch, 1.0, [slow, slow, slow, fast]) == 1.02
+    assert _ratio(monkeypatch, 1.0, [fast, slow, slow]) == 1.02
+    assert _ratio(monkeypatch, 1.0, [slow] * chunk_timing.PAIRS[1]) == 1.3 / 1.1
 
 
 def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +107,13 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
 
 
-def test_of_long_runs_the_best_of_two_counts_where_the_first_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without chunks are timed once or twice for all plans."""
-    times = {"whole": iter([5.0, 4.0]), "slow": iter([6.0, 4.4]), "fast": iter([4.1])}
+def test_of_long_runs_the_first_counts_where_it_holds_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without chunks are timed twice at most for all plans."""
+    times = {"whole": iter([5.0, 4.0]), "slow": iter([6.0, 4.4, 4.4, 4.5]), "fast": iter([4.1])}
     monkeypatch.setattr(chunk_timing, "_timed", lambda name: (next(times[name]), 0.0))
     whole = SimpleNamespace(parameter_bytes=0)
     timer = chunk_timing.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
     monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: "whole" if plan is whole else plan)
     assert timer.ratio("slow") == 1.1  # type: ignore[arg-type]
     assert timer.ratio("fast") == 4.1 / 4.0  # type: ignore[arg-type]
+    assert [*times["whole"], *times["slow"], *times["fast"]] == []
