@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -15,6 +16,7 @@ from memonger.lowering.lowered import Calibration, Lowered
 from memonger.plan import graph_of, parameter_bytes
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution
+from memonger.shapes.ranges import DimRange
 from memonger.tiling.chunk_times import NodeWork
 
 MOST_NODES = 30_000
@@ -26,7 +28,7 @@ class ToSlice:
     """What is to run in slices: the model in the order of its plan, what is asked of it, its layout, and the device.
 
     ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
-    inputs and outputs.
+    inputs and outputs, ``ranges`` its dimensions with a range of sizes.
     """
 
     lowered: Lowered
@@ -36,6 +38,7 @@ class ToSlice:
     cores: int
     works: Mapping[str, NodeWork]
     training: Training | None = None
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,10 @@ def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[
     return dataclasses.replace(lowered, model=made, calibration=calibration)
 
 
-def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device) -> Request:
+def asked_of(
+    made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device,
+    ranges: Mapping[str, DimRange] = MappingProxyType({}),
+) -> Request:  # fmt: skip
     """The same as was asked of the model before, without its marks: what they name may be there no more.
 
     Args:
@@ -115,8 +121,9 @@ def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training 
         request: What is asked of that.
         roles: A training step's.
         device: The plan's.
+        ranges: Sizes that it is asked for; none: the largest alone, which the model has.
     """
     measured = made.calibration or Calibration(None, None)
-    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device)
+    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)
