@@ -19,8 +19,8 @@ import onnx_ir as ir
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
-from memonger.ir.values import static_shape
 from memonger.graph.verify import sharing_pairs, stays_within, verify
+from memonger.ir.values import static_shape
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
@@ -423,7 +423,7 @@ def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
 
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
-    if any(storage.within):
+    if any(storage.within) or any(plan.graph.subviews):
         return of_value, None
     at = {number: plan.offsets[value] for value, number in of_value.items()}
     shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])

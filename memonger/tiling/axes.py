@@ -1,14 +1,14 @@
 """Along which axes a model can be cut into slices: through each node, and from seeds through the whole graph."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.ir.operators import facts
+from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import all_values, static_shape, subgraphs
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, points, shapes_at
@@ -115,8 +115,9 @@ def shapes_at_points(model: ir.Model, ranges: Mapping[str, DimRange]) -> list[di
 
 
 def uneven_nodes(
-    model: ir.Model, axes: Axes, seeds: Mapping[str, int], shapes: Sequence[Mapping[str, Shape | None]]
-) -> dict[str, str]:
+    model: ir.Model, axes: Axes, seeds: Mapping[str, int], shapes: Sequence[Mapping[str, Shape | None]],
+    exact: Collection[str] = (),
+) -> dict[str, str]:  # fmt: skip
     """Nodes by name that can't be cut where sizes vary, and why: of a value so many elements belong to one of the axis.
 
     Args:
@@ -124,6 +125,8 @@ def uneven_nodes(
         axes: How its nodes can be cut at the largest sizes.
         seeds: From which values on.
         shapes: Of its values at several sizes, the largest first; see `shapes_at_points`.
+        exact: Operators whose bits are the same on slices whatever the shapes are. Others may be cut where all but the
+            axis has one size, at which they can be compared.
     """
     seed, place = next(iter(seeds.items()))
     lengths = [(at[seed] or ())[place] for at in shapes]  # of the axis, in elements of the seed
@@ -136,17 +139,32 @@ def uneven_nodes(
             for shape, length in zip(own, lengths, strict=True)
         )
 
+    def varies(value: ir.Value, axis: int | None) -> bool:
+        own = [at.get(str(value.name)) for at in shapes]
+        return len({None if s is None else s if axis is None else (*s[:axis], *s[axis + 1 :]) for s in own}) > 1
+
     found = {}
     for node, how in zip(model.graph, axes.nodes, strict=True):
-        if isinstance(how, Slicing):
-            cut = [(node.inputs[i], axis) for i, axis in how.inputs.items()]
-            cut += [(node.outputs[i], axis) for i, axis in how.outputs.items()]
-            value = next((v for v, axis in cut if not is_even(v, axis)), None)
-            if value is not None:
+        if not isinstance(how, Slicing):
+            continue
+        if operator_name(node) not in exact:
+            read = [(v, how.inputs.get(i)) for i, v in enumerate(node.inputs) if v is not None]
+            read += [(v, how.outputs.get(i)) for i, v in enumerate(node.outputs) if v.name]
+            other = next((v for v, axis in read if varies(v, axis)), None)
+            if other is not None:
                 found[str(node.name)] = (
-                    f"can't be cut along an axis of '{value.name}': where the input is smaller, that has another part of "
-                    "its elements"
+                    f"has '{other.name}', whose sizes vary along more than one axis, so that nobody knows whether slices "
+                    "give the same bits"
                 )
+                continue
+        cut = [(node.inputs[i], axis) for i, axis in how.inputs.items()]
+        cut += [(node.outputs[i], axis) for i, axis in how.outputs.items()]
+        value = next((v for v, axis in cut if not is_even(v, axis)), None)
+        if value is not None:
+            found[str(node.name)] = (
+                f"can't be cut along an axis of '{value.name}': where the input is smaller, that has another part of "
+                "its elements"
+            )
     return found
 
 

@@ -66,6 +66,10 @@ WORTH = 0.95
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
 
+FEW = 4
+"""Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
+for few rows kernels take other paths."""
+
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
@@ -120,8 +124,8 @@ class Chunking(InSlices):
             )  # fmt: skip
         return (*outer, *records)
 
-    def seen(self, check: SliceCheck) -> SeenAlone:
-        """What was seen of its nodes whole and on slices."""
+    def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
+        """What was seen of its nodes whole and on slices; and where the axis may have other lengths, at some of these."""
         copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
         for node in self.lowered.model.graph:
             chunk = chunk_of(node)
@@ -132,9 +136,14 @@ class Chunking(InSlices):
             if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
                 continue
             own = copies[str(node.name)]
-            result = check.see((model, node), how, self.lowered.model, own, max(end for _, _, end in own))
-            if result.difference:
-                seen.different[str(node.name)] = result.difference
+            size = max(end for _, _, end in own)
+            result = check.see((model, node), how, self.lowered.model, own, size)
+            difference = result.difference
+            if lengths and not difference:
+                shorter = _shorter([(begin, end) for _, begin, end in own], lengths)
+                difference = check.see_shorter((model, node), how, shorter, size) if shorter else 0.0
+            if difference:
+                seen.different[str(node.name)] = difference
             for copy, begin, end in own if result.workspace else ():
                 seen.workspace[str(copy.name)] = result.workspace[end - begin]
         return seen
@@ -295,7 +304,7 @@ class ChunkSearch:
                 if uneven:
                     self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
                     continue
-            checked = way.seen(self._check)
+            checked = way.seen(self._check) if isinstance(way, RowTiles) else way.seen(self._check, self._of_axis(way))
             if not checked.different or self.options.allow_rounding:
                 way = _with_checked(way, checked)
                 return _over_ranges(self.job, way) if self.job.ranges else way
@@ -349,7 +358,7 @@ class ChunkSearch:
         model, refused = self.job.lowered.model, dict(self._refused)
         axes = axes_of(model, seeds, refused)
         while self.job.ranges:
-            uneven = uneven_nodes(model, axes, seeds, self._lengths)
+            uneven = uneven_nodes(model, axes, seeds, self._shapes, EXACT)
             if not uneven:
                 break
             refused |= uneven
@@ -357,9 +366,20 @@ class ChunkSearch:
         return axes
 
     @cached_property
-    def _lengths(self) -> list[dict[str, Shape | None]]:
+    def _shapes(self) -> list[dict[str, Shape | None]]:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
+
+    def _of_axis(self, way: Chunking) -> list[int]:
+        """The lengths that the axis of a way may have, the largest last; none where it has one."""
+        seeds = [f"{value.name}[{way.axis.number}]" for value in self.job.lowered.model.graph.inputs]
+        places = ((name, one) for name, one in self.job.ranges.items() if not set(seeds).isdisjoint(one.places))
+        found = [one for _, one in places]
+        if not found:
+            return []
+        one = max(found, key=lambda one: one.most)
+        unit = one.most // way.axis.axes.size
+        return [length // unit for length in range(one.least, one.most + 1, one.step) if length % unit == 0]
 
     def _ladder(self, axis: "_AxisGraph", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
         """Ways along an axis; what was written for another ladder of it is there."""
@@ -401,6 +421,13 @@ def _with_checked(way: Way, checked: SeenAlone) -> Way:
         solution=dataclasses.replace(way.solution, graph=graph),
         notes=_said(checked.different),
     )
+
+
+def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
+    """Elements that slices which are cut short may have, and the whole where it is shorter: of many a few."""
+    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
+    wholes = [length for length in lengths if length > min(end - begin for begin, end in slices)][:-1]
+    return sorted({*rests[:FEW], *rests[-1:], *rests[len(rests) // 2 :][:1], *wholes[:1], *wholes[len(wholes) // 2 :][:1]})
 
 
 def _over_ranges(job: ToSlice, way: Way) -> Way | None:

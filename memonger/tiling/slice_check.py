@@ -145,6 +145,37 @@ class SliceCheck:
         key = tuple(sorted(how.inputs.items())), tuple(sorted(copy.length for copy in made))
         return self.see_copies(whole, model, made, key, how.sums)
 
+    def see_shorter(
+        self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int
+    ) -> float:  # fmt: skip
+        """The largest difference between what a node gives for whole values and for the beginning of them.
+
+        Args:
+            whole: A model and its node.
+            how: How the node is cut.
+            lengths: Elements of the axis that there are then.
+            size: Elements of the axis.
+        """
+        model, node = whole
+        known = _key(node), "shorter", tuple(sorted(how.inputs.items())), tuple(sorted(lengths))
+        if known not in self._seen:
+            begin = time.perf_counter()
+            try:
+                feeds = {i: self._random(v) for i, v in enumerate(node.inputs) if v is not None and is_fed(v)}
+                results, most = self._run(model, node, feeds, self._whole, self._options), 0.0
+                for length in sorted(lengths):
+                    cut = {i: _unit(node.inputs[i], axis, 0, length, size) for i, axis in how.inputs.items()}
+                    given = {i: _unit(node.outputs[i], axis, 0, length, size) for i, axis in how.outputs.items()}
+                    own = {i: cut[i].of(a) if i in cut else a for i, a in feeds.items()}
+                    parts = self._run(model, node, own, self._part, self._options, given)
+                    found = (_largest_difference(parts[i], one.of(results[i])) for i, one in given.items())
+                    most = max(most, *found)
+                self._seen[known] = Seen(most)
+            except SessionError:
+                self._seen[known] = Seen(math.inf)
+            self._spent.alone += time.perf_counter() - begin
+        return self._seen[known].difference
+
     def see_copies(
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], key: object,
         sums: Collection[int] = (),
@@ -210,12 +241,16 @@ class SliceCheck:
         feeds: Mapping[int, np.ndarray],
         memory: "_Memory",
         options: ort.SessionSettings,
+        given: Mapping[int, "Elements"] | None = None,
     ) -> dict[int, np.ndarray]:
-        """The outputs of a node alone, by number, which lie in this memory."""
+        """The outputs of a node alone, by number, which lie in this memory; of shorter values these elements of them."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
-        given = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
-        session = ort.make_session(extract(model, [node], outputs.values(), given), CPU, options)
-        results, binding = memory.arrays(outputs), session.io_binding()
+        fed = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
+        alone = extract(model, [node], outputs.values(), fed)
+        for value in (*alone.graph.inputs, *alone.graph.outputs) if given is not None else ():
+            value.shape = None
+        session = ort.make_session(alone, CPU, options)
+        results, binding = memory.arrays(outputs, given or {}), session.io_binding()
         try:
             for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
                 binding.bind_cpu_input(name, array)
@@ -235,16 +270,18 @@ class _Memory:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def arrays(self, values: Mapping[int, ir.Value]) -> dict[int, np.ndarray]:
-        """Arrays for these values. What was there before is lost."""
+    def arrays(self, values: Mapping[int, ir.Value], given: Mapping[int, Elements]) -> dict[int, np.ndarray]:
+        """Arrays for these values, or for so many elements of an axis. What was there before is lost."""
         sizes = {index: nbytes(value) or 0 for index, value in values.items()}
         if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
             self._bytes = np.empty(needed, np.uint8)
         arrays, begin = {}, 0
         for index, value in values.items():
             assert value.dtype is not None
-            array = self._bytes[begin : begin + sizes[index]].view(value.dtype.numpy())
-            arrays[index] = array.reshape(static_shape(value) or ())
+            shape, array = list(static_shape(value) or ()), self._bytes[begin : begin + sizes[index]]
+            if index in given:
+                shape[given[index].axis] = given[index].end - given[index].begin
+            arrays[index] = array.view(value.dtype.numpy())[: math.prod(shape)].reshape(shape)
             begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
         return arrays
 
