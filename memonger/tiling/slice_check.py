@@ -73,12 +73,12 @@ class Elements:
     block: int = 1
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """These elements, dense."""
+        """These elements, dense, and at an address as values have in an arena: bits of some sums depend on it."""
         if self.block == 1:
-            return np.ascontiguousarray(array[elements(self.axis, self.begin, self.end)])
+            return _aligned(array[elements(self.axis, self.begin, self.end)])
         batch, channels, height, width = array.shape
         view = array.reshape(batch * channels // self.block, height, width * self.block)[:, self.begin : self.end]
-        return np.ascontiguousarray(view).reshape(batch, channels, self.end - self.begin, width)
+        return _aligned(view).reshape(batch, channels, self.end - self.begin, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class CheckedCopy:
     Attributes:
         node: The copy.
         length: What tells it from others: of those that are alike one is run.
+        place: Where what it reads begins in the whole, in bytes beyond a multiple of `ALIGNMENT`, where a slice would
+            begin at one: a kernel that adds up vectors may begin otherwise there.
         inputs: What it reads of the node's inputs, of those that are cut.
         outputs: Which elements of the node's outputs it gives.
         given: Which of its own these are; all where nothing is said.
@@ -98,6 +100,7 @@ class CheckedCopy:
     inputs: Mapping[int, Elements]
     outputs: Mapping[int, Elements]
     given: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
+    place: tuple[int, ...] = ()
 
 
 class SliceCheck:
@@ -139,10 +142,11 @@ class SliceCheck:
             CheckedCopy(
                 copy, end - begin, {i: _unit(read[i], axis, begin, end, size) for i, axis in how.inputs.items()},
                 {i: _unit(given[i], axis, begin, end, size) for i, axis in how.outputs.items()},
+                place=tuple(_place(read[i], axis, begin, size) for i, axis in how.inputs.items()),
             )
             for copy, begin, end in copies
         ]  # fmt: skip
-        key = tuple(sorted(how.inputs.items())), tuple(sorted(copy.length for copy in made))
+        key = tuple(sorted(how.inputs.items())), tuple(sorted((copy.length, copy.place) for copy in made))
         return self.see_copies(whole, model, made, key, how.sums)
 
     def see_shorter(
@@ -180,7 +184,7 @@ class SliceCheck:
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], key: object,
         sums: Collection[int] = (),
     ) -> Seen:  # fmt: skip
-        """The same for copies that say what they read and write; of those with one length the first is run.
+        """The same for copies that say what they read and write; of those with one length and place the first is run.
 
         Args:
             whole: A model and its node.
@@ -204,10 +208,11 @@ class SliceCheck:
     ) -> Seen:
         feeds = {index: self._random(v) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         results = self._run(*whole, feeds, self._whole, self._options)
-        most, parts, workspace = 0.0, dict[int, np.ndarray](), dict[Any, int]()
+        most, parts, workspace, seen = 0.0, dict[int, np.ndarray](), dict[Any, int](), set[Any]()
         for number, copy in enumerate(copies):
-            if copy.length in workspace and not sums:
-                continue  # each length once
+            if (copy.length, copy.place) in seen and not sums:
+                continue  # each once
+            seen.add((copy.length, copy.place))
             cut = {i: a if i not in copy.inputs else copy.inputs[i].of(a) for i, a in feeds.items()}
             cut = {i: a for i, a in cut.items() if (v := copy.node.inputs[i]) is not None and is_fed(v)}
             if sums and number:
@@ -231,7 +236,8 @@ class SliceCheck:
             if len(self._normal) < count:
                 self._normal = _repeated(_normal(), count)
             numbers = self._normal[:count].reshape(shape)
-            return numbers > 0 if value.dtype == ir.DataType.BOOL else numbers.astype(value.dtype.numpy(), copy=False)
+            is_flag = value.dtype == ir.DataType.BOOL
+            return _aligned(numbers > 0 if is_flag else numbers.astype(value.dtype.numpy(), copy=False))
         return np.zeros(shape, value.dtype.numpy())
 
     def _run(
@@ -274,7 +280,7 @@ class _Memory:
         """Arrays for these values, or for so many elements of an axis. What was there before is lost."""
         sizes = {index: nbytes(value) or 0 for index, value in values.items()}
         if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
-            self._bytes = np.empty(needed, np.uint8)
+            self._bytes = _bytes(needed)
         arrays, begin = {}, 0
         for index, value in values.items():
             assert value.dtype is not None
@@ -284,6 +290,22 @@ class _Memory:
             arrays[index] = array.view(value.dtype.numpy())[: math.prod(shape)].reshape(shape)
             begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
         return arrays
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array, dense, at a multiple of the alignment: itself where it is that."""
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    made = _bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def _bytes(count: int) -> np.ndarray:
+    """So many bytes of new memory, at a multiple of the alignment."""
+    memory = np.empty(count + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + count]
 
 
 def _name(value: ir.Value | None) -> str:
@@ -303,7 +325,7 @@ def _normal() -> np.ndarray:
 
 def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
     """So many elements, written once: `numpy.resize` makes one more copy of them all."""
-    result = np.empty(count, numbers.dtype)
+    result = _bytes(count * numbers.itemsize).view(numbers.dtype)
     for begin in range(0, count, len(numbers)):
         part = result[begin : begin + len(numbers)]
         part[:] = numbers[: len(part)]
@@ -314,6 +336,14 @@ def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) ->
     shape = None if value is None else static_shape(value)
     unit = (shape or (size,) * (axis + 1))[axis] // size
     return Elements(axis, begin * unit, end * unit)
+
+
+def _place(value: ir.Value | None, axis: int, begin: int, size: int) -> int:
+    """Bytes from the last multiple of the alignment to where a slice begins in the whole."""
+    shape, dtype = None if value is None else static_shape(value), None if value is None else value.dtype
+    if shape is None or dtype is None:
+        return 0
+    return begin * (shape[axis] // size) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8 % ALIGNMENT
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:
