@@ -294,9 +294,7 @@ EXCLUSIONS = (
     Exclusion(
         "a number of chunks",
         "a state ([state]), nor strips with a range of sizes ([dims])",
-        lambda it: (
-            it.axis_and_chunks is not None and bool(it.state or (it.ranges and it.axis_and_chunks[0] == ROWS))
-        ),
+        lambda it: it.axis_and_chunks is not None and bool(it.state or (it.ranges and it.axis_and_chunks[0] == ROWS)),
         "slices are of values that live in one run, and strips of images of one size",
         "Leave [chunks] out",
     ),

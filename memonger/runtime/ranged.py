@@ -411,9 +411,7 @@ def _windows(plan: Plan, place: Mapping[str, int]) -> Iterator[_Window]:
             dims = shapes[graph.values[whole]] or ()
             axis = next((axis for axis, size in enumerate(dims) if size != 1), 0)
             begin = byte * dims[axis] // graph.sizes[whole]
-            yield _Window(
-                place[graph.values[part]], place[graph.values[whole]], axis, begin, dims[axis + 1 :], before
-            )
+            yield _Window(place[graph.values[part]], place[graph.values[whole]], axis, begin, dims[axis + 1 :], before)
             before = place[graph.values[part]], begin
 
 

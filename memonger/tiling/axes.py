@@ -19,6 +19,9 @@ from memonger.tiling.cutting import RULES, Cut, NotCutError, Refusal, Slicing, s
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
+NEVER_EMPTY = frozenset({"Attention", "GRU", "GroupNormalization", "LSTM", "RNN"})
+"""Those whose kernels refuse inputs without elements, or end the process (1.32.0). Slices of others may be empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axes:
@@ -147,14 +150,17 @@ def uneven_nodes(
     for node, how in zip(model.graph, axes.nodes, strict=True):
         if not isinstance(how, Slicing):
             continue
+        if operator_name(node) in NEVER_EMPTY:
+            found[str(node.name)] = "takes no slice without elements, as those of a smaller input may be"
+            continue
         if operator_name(node) not in exact:
             read = [(v, how.inputs.get(i)) for i, v in enumerate(node.inputs) if v is not None]
             read += [(v, how.outputs.get(i)) for i, v in enumerate(node.outputs) if v.name]
             other = next((v for v, axis in read if varies(v, axis)), None)
             if other is not None:
                 found[str(node.name)] = (
-                    f"has '{other.name}', whose sizes vary along more than one axis, so that nobody knows whether slices "
-                    "give the same bits"
+                    f"has '{other.name}', whose sizes vary along more than one axis: nobody knows whether slices give "
+                    "the same bits then"
                 )
                 continue
         cut = [(node.inputs[i], axis) for i, axis in how.inputs.items()]

@@ -125,7 +125,7 @@ class Chunking(InSlices):
         return (*outer, *records)
 
     def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
-        """What was seen of its nodes whole and on slices; and where the axis may have other lengths, at some of these."""
+        """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
         copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
         for node in self.lowered.model.graph:
             chunk = chunk_of(node)
@@ -165,10 +165,10 @@ class Chunking(InSlices):
                 before, value = static_shape(first.outputs[index]) or (), first.outputs[index].name
                 unit = before[axis] // size
                 for own, of_all in zip(made, whole, strict=True):
-                    shape = of_all[str(value)]
+                    shape, given = of_all[str(value)], own[str(node.outputs[index].name)]
                     length = 0 if shape is None else shape[axis]
                     wanted = min(length, chunk.end * unit) - min(length, chunk.begin * unit)
-                    if shape is None or own[str(node.outputs[index].name)] != (*shape[:axis], wanted, *shape[axis + 1 :]):
+                    if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
                         found.add(str(first.name))
         return found
 
@@ -354,7 +354,7 @@ class ChunkSearch:
         ]
 
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
-        """How nodes are cut from these axes of inputs on; where sizes have a range, so that slices fit at any of them."""
+        """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
         model, refused = self.job.lowered.model, dict(self._refused)
         axes = axes_of(model, seeds, refused)
         while self.job.ranges:
@@ -424,10 +424,12 @@ def _with_checked(way: Way, checked: SeenAlone) -> Way:
 
 
 def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
-    """Elements that slices which are cut short may have, and the whole where it is shorter: of many a few."""
+    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
     rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
-    wholes = [length for length in lengths if length > min(end - begin for begin, end in slices)][:-1]
-    return sorted({*rests[:FEW], *rests[-1:], *rests[len(rests) // 2 :][:1], *wholes[:1], *wholes[len(wholes) // 2 :][:1]})
+    least = min(end - begin for begin, end in slices)
+    wholes = [length for length in lengths[:-1] if length > least]
+    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
+    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
 def _over_ranges(job: ToSlice, way: Way) -> Way | None:
@@ -729,7 +731,7 @@ def ways_of(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> li
             for one, counts in zip(axis.ranges, slices, strict=True)
         )
         seen[tuple(map(tuple, chosen))] = None
-    ways = (_bands(axis.ranges, chosen, levels) for chosen in seen)
+    ways = [_bands(axis.ranges, chosen, levels) for chosen in seen]
     ways = [bands for bands in ways if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most]
     return [bands for bands in ways if not (job.ranges and _packs_again(job, axis, bands))]
 

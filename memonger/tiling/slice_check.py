@@ -249,7 +249,7 @@ class SliceCheck:
         options: ort.SessionSettings,
         given: Mapping[int, "Elements"] | None = None,
     ) -> dict[int, np.ndarray]:
-        """The outputs of a node alone, by number, which lie in this memory; of shorter values these elements of them."""
+        """The outputs of a node alone, by number, which lie in this memory; of shorter inputs these elements."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
         fed = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
         alone = extract(model, [node], outputs.values(), fed)
