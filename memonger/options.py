@@ -136,7 +136,9 @@ class Options:
         if len(own(self.ranges)) > MOST_RANGES:
             raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(own(self.ranges))}.")
         for key in ("mirror", "keep"):
-            _check_patterns(key, getattr(self, key))
+            value = getattr(self, key)
+            if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+                raise PlanError(f"{key} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
             raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
         if not (_is_number(self.max_overhead) and 0 <= self.max_overhead < math.inf):
@@ -430,7 +432,7 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for unknown in (key for key in kwargs if key not in names):
-                raise TypeError(_unknown(name, unknown, names))
+                raise TypeError(f"{name}() has no option '{unknown}'.{did_you_mean(unknown, names)}")
             if kwargs.get("options") is None:
                 kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
             with memory_checked(PlanError, "the model can't be planned", _LESS_MEMORY):
@@ -443,10 +445,6 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
         return checked
 
     return decorate
-
-
-def _unknown(function: str, name: str, names: Sequence[str]) -> str:
-    return f"{function}() has no option '{name}'.{did_you_mean(name, names)}"
 
 
 def _documented(text: str, names: Sequence[str]) -> str:
@@ -549,11 +547,6 @@ def _range(size: "int | Sequence[int]") -> DimRange:
         return DimRange(int(size), int(size))
     least, most, step = (*map(int, size), 1)[:3]
     return DimRange(least, most - (most - least) % step, step)
-
-
-def _check_patterns(option: str, value: object) -> None:
-    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
-        raise PlanError(f"{option} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
 
 
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:

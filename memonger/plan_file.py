@@ -294,17 +294,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         check_operators(read, is_planned=True)
     except LoadError as error:
         raise PlanFileError(str(error)) from error
-    _find_packed(model, record.packed, name)
-    return model, record
-
-
-def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> None:
-    """Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file.
-
-    Raises:
-        PlanFileError: one isn't.
-    """
-    for weight, one in packed.items():
+    # Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file
+    for weight, one in record.packed.items():
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
         if value is None or not isinstance(tensor, ir.ExternalTensor) or packed_size(value) != one.length:
@@ -314,6 +305,7 @@ def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> No
                 f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}: it was cut short. Plan it again."
             )
         tensor.meta[META] = one
+    return model, record
 
 
 def check_packed(model: ir.Model, name: str) -> None:

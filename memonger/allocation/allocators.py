@@ -75,7 +75,8 @@ def allocate(
         LayoutError: The problem is malformed (the message names the buffer), a buffer is larger than the capacity, or
             there is no allocator of that name.
     """
-    names = _defaults(len(buffers)) if strategies is None else tuple(strategies)
+    defaults = _FOR_MANY if len(buffers) >= _MANY_BUFFERS else tuple(ALLOCATORS)[:-1]
+    names = defaults if strategies is None else tuple(strategies)
     unknown = [name for name in names if name not in ALLOCATORS]
     if unknown or not names:
         raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
@@ -133,7 +134,3 @@ def _check_capacity(buffers: Sequence[Buffer], capacity: int | None) -> None:
                 raise LayoutError(
                     f"buffer {buffer.id} of {buffer.size} bytes is larger than the capacity of {capacity} bytes."
                 )
-
-
-def _defaults(count: int) -> tuple[str, ...]:
-    return _FOR_MANY if count >= _MANY_BUFFERS else tuple(ALLOCATORS)[:-1]

@@ -124,7 +124,18 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
             continue
         graph = node.graph
         opset = graph.opset_imports.get(node.domain) if graph is not None else None
-        behind = _ancestors(node, wrt)
+        # Those of ``wrt`` that the node depends on
+        seen: set[ir.Value] = set()
+        pending = read_values(node)
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            producer = value.producer()
+            if producer is not None:
+                pending.extend(read_values(producer))
+        behind = [value for value in wrt if value in seen]
         names = ", ".join(f"'{v.name}'" for v in behind[:5]) + (
             f" and {len(behind) - 5} more" if len(behind) > 5 else ""
         )
@@ -151,18 +162,3 @@ def check_size(output: ir.Value, name: str) -> None:
         f"{name}: operator {node.op_type} (domain '{node.domain or 'ai.onnx'}', node '{node.name}') {why}. The size of "
         f"output '{output.name}' is unknown."
     )
-
-
-def _ancestors(node: ir.Node, wrt: Sequence[ir.Value]) -> list[ir.Value]:
-    """Those of ``wrt`` that the node depends on."""
-    seen: set[ir.Value] = set()
-    pending = read_values(node)
-    while pending:
-        value = pending.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        producer = value.producer()
-        if producer is not None:
-            pending.extend(read_values(producer))
-    return [value for value in wrt if value in seen]

@@ -54,8 +54,16 @@ def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
             raise PlanError(f"{model.name}: operator {node.op_type} (node '{node.name}') has no function body.")
         function = _as_function(proto, f"{node.op_type}_{number}", opset, len(node.outputs))
         model.ir.functions[function.identifier()] = function
+        # The node's attributes, and for the others the standard's defaults: a body refers to either
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        defaults = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in node.attributes]
         call = ir.Node(
-            _DOMAIN, function.name, node.inputs, _attributes(node, opset), num_outputs=len(node.outputs), name=node.name
+            _DOMAIN,
+            function.name,
+            node.inputs,
+            [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)],
+            num_outputs=len(node.outputs),
+            name=node.name,
         )
         for old, new in zip(node.outputs, call.outputs, strict=True):
             new.type, new.shape = old.type, old.shape
@@ -66,13 +74,6 @@ def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
     model.ir.opset_imports.pop(_DOMAIN, None)
     load.lift_constants(model)
     infer_shapes(model)
-
-
-def _attributes(node: ir.Node, opset: int) -> list[ir.Attr]:
-    """The node's attributes, and for the others the standard's defaults: a body refers to either."""
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    defaults = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in node.attributes]
-    return [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)]
 
 
 def _as_function(proto: onnx.FunctionProto, name: str, opset: int, outputs: int) -> ir.Function:

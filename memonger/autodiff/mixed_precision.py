@@ -88,7 +88,15 @@ def to_mixed_precision(
         near = did_you_mean(str(precision), TYPES)
         raise PlanError(f"precision must be 'float16' or 'bfloat16', not {precision!r}.{near}")
     model = load(source, batch=batch, dims=dims)
-    _check(model)
+    if model.is_differentiated:
+        raise PlanError(f"{model.name} is differentiated: give the forward model.")
+    for value in all_values(model.graph):
+        if value.dtype in NARROW:
+            assert value.dtype is not None
+            raise PlanError(
+                f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
+                "float32 model, whose parameters stay float32."
+            )
     model = separate_parameters(model)
     trained = parameters.trainable(model)
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
@@ -127,18 +135,6 @@ def narrow_products(model: Model, work: "_Narrowing") -> bool:
 def precision_of(model: ir.Model) -> str | None:
     """The narrow type of a model in mixed precision; None for any other."""
     return model.metadata_props.get(KEY)
-
-
-def _check(model: Model) -> None:
-    if model.is_differentiated:
-        raise PlanError(f"{model.name} is differentiated: give the forward model.")
-    for value in all_values(model.graph):
-        if value.dtype in NARROW:
-            assert value.dtype is not None
-            raise PlanError(
-                f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
-                "float32 model, whose parameters stay float32."
-            )
 
 
 @dataclass(slots=True)

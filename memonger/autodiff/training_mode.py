@@ -290,21 +290,17 @@ def _statistic(work: _TrainingForm, node: ir.Node, slot: int, turned: frozenset[
         return work.owners[layer]
     is_read_elsewhere = value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
     if value in work.owners.values() or is_read_elsewhere:
-        value = _own_copy(work, node, slot, value)
+        if value.const_value is None:
+            raise PlanError(
+                f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization "
+                f"'{node.name}', and is read for something else too: a step can't write over it."
+            )
+        name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
+        own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        work.model.graph.register_initializer(own)
+        value = own
     work.owners[layer] = value
     return value
-
-
-def _own_copy(work: _TrainingForm, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
-    if value.const_value is None:
-        raise PlanError(
-            f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', "
-            "and is read for something else too: a step can't write over it."
-        )
-    name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
-    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-    work.model.graph.register_initializer(own)
-    return own
 
 
 def _turn_dropouts(work: _TrainingForm) -> int:

@@ -284,13 +284,10 @@ def _pairs(
     pairs: list[tuple[int, int]] = []
     for rule in own_rules:
         if provider in rule.providers and rule.output in outputs and (rule.condition is None or rule.condition(node)):
-            pairs += [(source, rule.output) for source in _sources(rule, node)]
+            candidates = [i for i in _present(node.inputs) if rule.input in (None, i)]
+            once = [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
+            pairs += [(source, rule.output) for source in once]
     return tuple(pairs)
-
-
-def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
-    candidates = [i for i in _present(node.inputs) if rule.input in (None, i)]
-    return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
 
 
 MOST_PARTS = 4096

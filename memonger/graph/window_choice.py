@@ -41,7 +41,10 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
         tried = taken | candidates[number].nodes
         storage = assign_storage(graph, sharing, alignment, windows=tried)
         other = live_bytes(storage.buffers, len(graph.nodes))
-        if _is_smaller(other, live):
+        # Whether the step with most bytes alive has fewer, or where they are equal the next one, and so on
+        difference = np.sort(other)[::-1] - np.sort(live)[::-1]
+        found = np.flatnonzero(difference)
+        if found.size and difference[found[0]] < 0:
             best, live, taken, refused = storage, other, tried, set()
         else:
             refused.add(number)
@@ -64,13 +67,6 @@ def _next(candidates: Sequence[_Together], taken: frozenset[int], refused: set[i
         if number not in refused and candidate.start <= worst <= candidate.stop and candidate.nodes - taken:
             return number
     return None
-
-
-def _is_smaller(live: np.ndarray, other: np.ndarray) -> bool:
-    """Whether the step with most bytes alive has fewer, or where they are equal the next one, and so on."""
-    difference = np.sort(live)[::-1] - np.sort(other)[::-1]
-    found = np.flatnonzero(difference)
-    return bool(found.size and difference[found[0]] < 0)
 
 
 def _together(graph: Graph) -> list[_Together]:

@@ -384,7 +384,10 @@ class Emitter:
 
         Equal nodes on equal shapes are inferred once.
         """
-        key = _signature(node)
+        # What the types and shapes of a node's outputs depend on
+        inputs = tuple(_input_signature(value) for value in node.inputs)
+        attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
+        key = node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
         if key not in self._inferences:
             self._inferences[key] = self._inferred(node)
         for value, inferred in zip(node.outputs, self._inferences[key], strict=True):
@@ -396,7 +399,20 @@ class Emitter:
 
     def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
         try:
-            protos = self._protos(node)
+            inputs = {str(v.name): v for v in node.inputs if v is not None}
+            contents = {
+                name: ir.serde.serialize_tensor(v.const_value)
+                for name, v in inputs.items()
+                if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
+            }
+            protos = onnx.shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, self.opset, ""),
+                ir.serde.serialize_node(node),
+                {name: _type_proto(v) for name, v in inputs.items()},
+                contents,
+                opset_imports=self._opsets,
+                ir_version=10,
+            )
         except INFERENCE_ERRORS as error:
             problem = " ".join(str(error).split())
             raise PlanError(
@@ -412,22 +428,6 @@ class Emitter:
             results.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
         return results
 
-    def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
-        inputs = {str(v.name): v for v in node.inputs if v is not None}
-        contents = {
-            name: ir.serde.serialize_tensor(v.const_value)
-            for name, v in inputs.items()
-            if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
-        }
-        return onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(node.op_type, self.opset, ""),
-            ir.serde.serialize_node(node),
-            {name: _type_proto(v) for name, v in inputs.items()},
-            contents,
-            opset_imports=self._opsets,
-            ir_version=10,
-        )
-
 
 def as_attributes(given: Mapping[str, Attribute]) -> dict[str, Any]:
     """Those that aren't None, lists of whole numbers made attributes.
@@ -436,14 +436,12 @@ def as_attributes(given: Mapping[str, Attribute]) -> dict[str, Any]:
     millisecond.
     """
     return {
-        name: ir.AttrInt64s(name, value) if isinstance(value, list | tuple) and _are_whole(value) else value
+        name: ir.AttrInt64s(name, value)
+        if isinstance(value, list | tuple) and value and all(type(number) is int for number in value)
+        else value
         for name, value in given.items()
         if value is not None
     }
-
-
-def _are_whole(numbers: Sequence[float]) -> bool:
-    return bool(numbers) and all(type(number) is int for number in numbers)
 
 
 def _runs_along(node: ir.Node, op_type: str, axis: int) -> bool:
@@ -464,13 +462,6 @@ def _block(count: int) -> int:
     """The least divisor of a count that isn't below its root; 1 where that is the count itself."""
     below = next((size for size in range(math.isqrt(count), 1, -1) if count % size == 0), count)
     return count // below
-
-
-def _signature(node: ir.Node) -> tuple[object, ...]:
-    """What the types and shapes of a node's outputs depend on."""
-    inputs = tuple(_input_signature(value) for value in node.inputs)
-    attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
-    return node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
 
 
 def _input_signature(value: ir.Value | None) -> object:

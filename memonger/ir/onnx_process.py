@@ -179,18 +179,6 @@ def _address_space() -> int:
         return 1 << 30
 
 
-def _allowed() -> list[int]:
-    """A quarter of the memory that a container lets its processes take, where it says so."""
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:
-                found.append(int(file.read()) // 4)
-        except (OSError, ValueError):  # "max"
-            continue
-    return found
-
-
 def _wrong_node(model: onnx.ModelProto) -> tuple[int, str] | None:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
@@ -213,7 +201,15 @@ def _serve() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = _address_space() + min(MEMORY, machine // 4, *_allowed())
+        # A quarter of the memory that a container lets its processes take, where it says so
+        found = []
+        for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+            try:
+                with open(path) as file:
+                    found.append(int(file.read()) // 4)
+            except (OSError, ValueError):  # "max"
+                continue
+        limit = _address_space() + min(MEMORY, machine // 4, *found)
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -49,19 +49,11 @@ def parts_of(node: ir.Node) -> tuple[Part, ...]:
     if node.domain or any(value is None for value in node.inputs):
         return ()
     if node.op_type == "Concat" and len(node.inputs) > 1:
-        return _joined(node)
+        return _side_by_side(node, node.outputs[0], node.inputs, is_cut=False)
     if node.op_type == "Split":
-        return _split(node)
+        whole = node.inputs[0]
+        return () if whole is None else _side_by_side(node, whole, node.outputs, is_cut=True)
     return _cut(node) if node.op_type == "Slice" and len(node.outputs) == 1 else ()
-
-
-def _joined(node: ir.Node) -> tuple[Part, ...]:
-    return _side_by_side(node, node.outputs[0], node.inputs, is_cut=False)
-
-
-def _split(node: ir.Node) -> tuple[Part, ...]:
-    whole = node.inputs[0]
-    return () if whole is None else _side_by_side(node, whole, node.outputs, is_cut=True)
 
 
 def _side_by_side(

@@ -111,7 +111,12 @@ def add_lora(
         PlanError: a pattern names no weight of a product; the rank is above a weight's side; the model has adapters,
             or is in training form, already.
     """
-    _check_numbers(rank, alpha, seed)
+    if type(rank) is not int or rank < 1:
+        raise PlanError(f"the rank of adapters must be a whole number, 1 or more, not {rank!r}.")
+    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
+        raise PlanError(f"alpha must be a finite number above 0, not {alpha!r}.")
+    if type(seed) is not int or seed < 0:
+        raise PlanError(f"seed must be a whole number, 0 or more, not {seed!r}.")
     model = load(source, batch=batch, dims=dims)
     if KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} has adapters already: memonger.merge_lora writes them into its weights.")
@@ -130,15 +135,6 @@ def add_lora(
     copy.ir.metadata_props[KEY] = json.dumps(asdict(_Listed(tuple(adapters))), separators=(",", ":"))
     copy.ir.metadata_props[parameters.KEY] = json.dumps([name for each in adapters for name in (each.a, each.b)])
     return copy
-
-
-def _check_numbers(rank: int, alpha: float | None, seed: int) -> None:
-    if type(rank) is not int or rank < 1:
-        raise PlanError(f"the rank of adapters must be a whole number, 1 or more, not {rank!r}.")
-    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
-        raise PlanError(f"alpha must be a finite number above 0, not {alpha!r}.")
-    if type(seed) is not int or seed < 0:
-        raise PlanError(f"seed must be a whole number, 0 or more, not {seed!r}.")
 
 
 def _check_rank(model: str, weight: ir.Value, rank: int) -> None:

@@ -48,7 +48,12 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
             return Model(forward, name, plan.batch, foreign=True)
         if plan.stamp is not None:
             raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
-    model = _without_plan(plan.open_model)
+    # A copy without plan and recomputed copies: who reads a copy reads what it is a copy of
+    model = plan.open_model.clone()
+    model.metadata_props.pop(KEY, None)
+    if training_roles.KEY not in model.metadata_props:
+        marks.forget_parts(model)
+    drop_copies(model)
     if plan.files is not None:
         read_in(model)  # its tensors lie in files that go with the plan
     return Model(model, name, plan.batch, foreign=True)
@@ -62,13 +67,3 @@ def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
         f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime "
         f"and machine; plans made with {option('device', 'none')} can be undone."
     )
-
-
-def _without_plan(planned: ir.Model) -> ir.Model:
-    """A copy without plan and recomputed copies: who reads a copy reads what it is a copy of."""
-    model = planned.clone()
-    model.metadata_props.pop(KEY, None)
-    if training_roles.KEY not in model.metadata_props:
-        marks.forget_parts(model)
-    drop_copies(model)
-    return model

@@ -129,7 +129,10 @@ class _CpModel:
         for node in range(self.problem.nodes):
             self._node(node)
         for node in range(self.problem.nodes):
-            self._deadline(node)
+            deadline = self.problem.deadline[node]
+            if deadline < self.problem.nodes:
+                for present, begin in zip(self.present[node], self.begin[node], strict=True):
+                    self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
             over: list[list[Any]] = [[] for _ in self.present[node]]
             for value in self.problem.reads[node]:
                 if self.problem.producer[value] >= 0:
@@ -138,7 +141,15 @@ class _CpModel:
                 self.model.add_at_most_one(several)
         self._memory()
         if self.free:
-            self._one_at_a_time()
+            steps = [
+                self.model.new_optional_fixed_size_interval_var(begin, 1, present, "")
+                for present_, begin_ in zip(self.present, self.begin, strict=True)
+                for present, begin in zip(present_, begin_, strict=True)
+            ]
+            self.model.add_no_overlap(steps)
+            fixed = [node for node, free in enumerate(self.problem.recomputable) if not free]
+            for before, after in pairwise(fixed):
+                self.model.add(self.begin[before][0] < self.begin[after][0])
         costs = [round(cost * self.scale) for cost in self.problem.costs]
         self.model.minimize(
             sum(cost * here for cost, present in zip(costs, self.present, strict=True) for here in present)
@@ -172,12 +183,6 @@ class _CpModel:
             return self.model.new_int_var(0, self.times - 1, "")
         places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
         return self.model.new_int_var_from_domain(_cp_model().Domain.from_values(places), "")
-
-    def _deadline(self, node: int) -> None:
-        deadline = self.problem.deadline[node]
-        if deadline < self.problem.nodes:
-            for present, begin in zip(self.present[node], self.begin[node], strict=True):
-                self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
 
     def _reads(self, node: int, value: int, over: list[list[Any]]) -> None:
         """Every run of the node reads a copy of the value within its retention interval; the last may overwrite it."""
@@ -217,17 +222,6 @@ class _CpModel:
                     demands.append(problem.workspace[node])
         unit = max(1, reduce(math.gcd, demands, 0))
         model.add_cumulative(intervals, [demand // unit for demand in demands], self.budget // unit)
-
-    def _one_at_a_time(self) -> None:
-        steps = [
-            self.model.new_optional_fixed_size_interval_var(begin, 1, present, "")
-            for present_, begin_ in zip(self.present, self.begin, strict=True)
-            for present, begin in zip(present_, begin_, strict=True)
-        ]
-        self.model.add_no_overlap(steps)
-        fixed = [node for node, free in enumerate(self.problem.recomputable) if not free]
-        for before, after in pairwise(fixed):
-            self.model.add(self.begin[before][0] < self.begin[after][0])
 
     def hint(self, schedule: Sequence[int]) -> None:
         """Start the solver from this schedule, as far as the restrictions allow."""

@@ -50,12 +50,21 @@ class Needs:
             for reads, writes in zip(graph.reads, graph.writes, strict=True)
         ]
         bytes_of = tuple(sizes.values())
+        touching: list[list[int]] = [[] for _ in range(len(sizes))]
+        for node, storages in enumerate(touched):
+            for each in storages:
+                touching[each].append(node)
+        # For each node those it reads from and, if it overwrites something, the other readers of that
+        before = [list(sources) for sources in graph.sources]
+        for update, overwritten in enumerate(graph.overwritten):
+            for old in overwritten:
+                before[update].extend(reader for reader in graph.readers[old] if reader != update)
         return cls(
-            before=_before(graph),
+            before=[tuple(dict.fromkeys(each)) for each in before],
             sizes=bytes_of,
             kept=tuple(each in outputs for each in range(len(sizes))),
             touched=touched,
-            touching=_touching(touched, len(sizes)),
+            touching=touching,
             over=[tuple(_over(graph, storage, node, bytes_of)) for node in range(len(graph.nodes))],
             workspace=graph.workspace,
         )
@@ -67,26 +76,9 @@ class Needs:
         return own + self.workspace[node] - sum(inside.values()) + sum(self.sizes[each] for each in others)
 
 
-def _touching(touched: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    touching: list[list[int]] = [[] for _ in range(count)]
-    for node, storages in enumerate(touched):
-        for each in storages:
-            touching[each].append(node)
-    return touching
-
-
 def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     reads = Counter(storage[value] for value in graph.reads[node]) if graph.inplace[node] else Counter[int]()
     for source, target in graph.inplace[node]:
         under, over = storage[source], storage[target]
         if under >= 0 and over not in (-1, under) and reads[under] == 1 and sizes[under] == graph.sizes[source]:
             yield over, under
-
-
-def _before(graph: Graph) -> list[tuple[int, ...]]:
-    """For each node those it reads from and, if it overwrites something, the other readers of that."""
-    before = [list(sources) for sources in graph.sources]
-    for update, overwritten in enumerate(graph.overwritten):
-        for old in overwritten:
-            before[update].extend(reader for reader in graph.readers[old] if reader != update)
-    return [tuple(dict.fromkeys(each)) for each in before]

@@ -75,7 +75,18 @@ def improve(
             if current[0] and rng.random() < annealing.shifts:
                 energy = _shift(timeline, budget, rng, current)
             else:
-                _destroy(timeline, rng, annealing)
+                extra = sorted(label for copies in timeline.copies for label in copies[1:])
+                kind = rng.random()
+                if kind < 0.35 and extra:
+                    first = int(rng.random() * len(extra))
+                    _withdraw(timeline, extra[first : first + 1 + int(rng.random() * annealing.removed)])
+                elif kind < 0.55 and extra:
+                    count = 1 + int(rng.random() * min(annealing.removed, len(extra)))
+                    _withdraw(timeline, [extra[int(rng.random() * len(extra))] for _ in range(count)])
+                elif kind < 0.8:
+                    _insert(timeline, rng)
+                else:
+                    move(timeline, rng)
                 energy = _repair(timeline, budget, rng, annealing, current, least, done)
         except CrowdedError:
             timeline.rollback(mark)
@@ -134,25 +145,6 @@ def _repair(
     if greedy.fit_budget(timeline, budget, options, lambda: done() >= 1):
         greedy.remove_redundant(timeline, budget, lambda: done() >= 1)
     return greedy.excess(timeline, budget), timeline.cost
-
-
-def _destroy(timeline: Timeline, rng: random.Random, annealing: Annealing) -> None:
-    extra = sorted(label for copies in timeline.copies for label in copies[1:])
-    kind = rng.random()
-    if kind < 0.35 and extra:
-        _neighbours(timeline, rng, extra, annealing.removed)
-    elif kind < 0.55 and extra:
-        count = 1 + int(rng.random() * min(annealing.removed, len(extra)))
-        _withdraw(timeline, [extra[int(rng.random() * len(extra))] for _ in range(count)])
-    elif kind < 0.8:
-        _insert(timeline, rng)
-    else:
-        move(timeline, rng)
-
-
-def _neighbours(timeline: Timeline, rng: random.Random, extra: list[int], most: int) -> None:
-    first = int(rng.random() * len(extra))
-    _withdraw(timeline, extra[first : first + 1 + int(rng.random() * most)])
 
 
 def _withdraw(timeline: Timeline, labels: list[int]) -> None:

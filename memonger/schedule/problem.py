@@ -66,7 +66,13 @@ class Problem:
                 object.__setattr__(self, name, default)
             if len(getattr(self, name)) != n:
                 raise PlanError(f"there are {n} nodes, but {len(getattr(self, name))} entries in '{name}'.")
-        object.__setattr__(self, "producer", _producers(self))
+        producer = [-1] * len(self.sizes)
+        for node, writes in enumerate(self.writes):
+            for value in writes:
+                if producer[value] >= 0:
+                    raise PlanError(f"nodes {self.names[producer[value]]!r} and {self.names[node]!r} write one value.")
+                producer[value] = node
+        object.__setattr__(self, "producer", tuple(producer))
         _check(self)
 
     @property
@@ -158,18 +164,6 @@ def _defaults(nodes: int) -> dict[str, tuple[object, ...]]:
         "forward": (True,) * nodes,
         "names": tuple(range(nodes)),
     }
-
-
-def _producers(problem: Problem) -> tuple[int, ...]:
-    producer = [-1] * len(problem.sizes)
-    for node, writes in enumerate(problem.writes):
-        for value in writes:
-            if producer[value] >= 0:
-                raise PlanError(
-                    f"nodes {problem.names[producer[value]]!r} and {problem.names[node]!r} write one value."
-                )
-            producer[value] = node
-    return tuple(producer)
 
 
 def _check(problem: Problem) -> None:

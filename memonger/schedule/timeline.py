@@ -312,7 +312,14 @@ class Timeline:
         while len(self.journal) > mark.changes:
             label, node = self.journal.pop()
             if label >= 0:
-                self._forget(label, node)
+                # Undo the addition of a step, all but its bytes
+                del self.node[label]
+                copies = self.copies[node]
+                del copies[bisect_left(copies, label)]
+                for value in self.inputs[node]:
+                    reads = self.reads[value]
+                    del reads[bisect_left(reads, label)]
+                self.cost -= self.problem.costs[node]
             else:
                 self._recall(~label, node)
             self.work += self.weight[node]
@@ -321,16 +328,6 @@ class Timeline:
             self._credit[label] = credit
         self.labels[:] = mark.labels
         self._memory[: len(mark.labels)] = mark.memory
-
-    def _forget(self, label: int, node: int) -> None:
-        """Undo the addition of a step, all but its bytes."""
-        del self.node[label]
-        copies = self.copies[node]
-        del copies[bisect_left(copies, label)]
-        for value in self.inputs[node]:
-            reads = self.reads[value]
-            del reads[bisect_left(reads, label)]
-        self.cost -= self.problem.costs[node]
 
     def _recall(self, label: int, node: int) -> None:
         """Undo the removal of a step, all but its bytes."""

@@ -121,7 +121,16 @@ def infer_once(model: Model) -> Exception | None:
     onnx_infer: Callable[..., onnx.ModelProto] = onnx.shape_inference.infer_shapes
     if model.foreign and not _is_plain(model.ir):  # it could end this process
         onnx_infer = partial(onnx_process.call, "infer_shapes")
-    follows = _longest_vector(model.graph) <= LONG
+    # At most how many elements a vector has whose content inference follows: joined vectors make longer ones
+    lengths = {v: 1 if v.const_value is None else v.const_value.size for v in model.graph.initializers.values()}
+    lengths = {value: size for value, size in lengths.items() if size <= SMALL}
+    longest = 0
+    for node in model.graph:
+        inputs = [lengths.get(value, 1) for value in node.inputs if value is not None]
+        most = (sum(inputs) if node.op_type == "Concat" else max(inputs)) if inputs else 1
+        longest = max(longest, most)
+        lengths.update(dict.fromkeys(node.outputs, most))
+    follows = longest <= LONG
     complaint: Exception | None = None
     try:
         inferred = onnx_infer(skeleton, strict_mode=True, data_prop=follows)
@@ -142,22 +151,6 @@ def infer_once(model: Model) -> Exception | None:
         if fresh is not None and fresh.shape is not None and static_shape(value) is None:
             value.shape = fresh.shape
     return complaint
-
-
-def _longest_vector(graph: ir.Graph) -> int:
-    """At most how many elements a vector has whose content inference follows: joined vectors make longer ones.
-
-    Elements of which nothing is known before a run aren't followed, but count all the same.
-    """
-    lengths = {v: 1 if v.const_value is None else v.const_value.size for v in graph.initializers.values()}
-    lengths = {value: size for value, size in lengths.items() if size <= SMALL}
-    longest = 0
-    for node in graph:
-        inputs = [lengths.get(value, 1) for value in node.inputs if value is not None]
-        most = (sum(inputs) if node.op_type == "Concat" else max(inputs)) if inputs else 1
-        longest = max(longest, most)
-        lengths.update(dict.fromkeys(node.outputs, most))
-    return longest
 
 
 def _is_plain(model: ir.Model) -> bool:

@@ -84,7 +84,16 @@ def complete_types(graph: ir.Graph) -> bool:
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     """The type of an output of a node of ``com.microsoft`` or ``ai.onnx.ml``; None where nothing tells it."""
     if node.domain == "ai.onnx.ml":
-        return _of_predictor(node, place)
+        # The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores.
+        if node.op_type == "Imputer":
+            return None if node.inputs[0] is None else node.inputs[0].dtype
+        is_classifier = node.op_type in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+        if node.op_type in _FLOAT_OF_ANY or (is_classifier and place):
+            return _FLOAT
+        if not is_classifier:
+            return None
+        labels = node.attributes.get("classlabels_strings")
+        return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
     sources = OPERATORS.get(node.op_type, ())
     if not sources or place >= len(sources) > 1:
         return None
@@ -107,16 +116,3 @@ _FLOAT_OF_ANY = (
     "SVMRegressor",
     "TreeEnsembleRegressor",
 )
-
-
-def _of_predictor(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores."""
-    if node.op_type == "Imputer":
-        return None if node.inputs[0] is None else node.inputs[0].dtype
-    is_classifier = node.op_type in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
-    if node.op_type in _FLOAT_OF_ANY or (is_classifier and place):
-        return _FLOAT
-    if not is_classifier:
-        return None
-    labels = node.attributes.get("classlabels_strings")
-    return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
