@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger.autodiff.losses import Loss
-from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
-from memonger.option_names import Level, Mode, Order, Strategy
+from memonger.option_names import Level, Mode, Order, Precision, Strategy
 from memonger.plan_file import ROWS
 from memonger.schedule import EFFORT, STRATEGIES
 from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of

@@ -501,7 +501,7 @@ class Plan(BasePlan, Header):
             PlanFileError: a model for Netron can't be written.
             OSError: another file can't be written.
         """
-        from memonger.report import report
+        from memonger.report.write import report
 
         report(self, path, format=format, title=title, frontier=frontier, measured=measured)
 
@@ -517,7 +517,7 @@ class Plan(BasePlan, Header):
             PlanError: it doesn't write files with such an ending.
             OSError: the file can't be written.
         """
-        from memonger.report import plot
+        from memonger.report.write import plot
 
         plot(self, path, title=title)
 

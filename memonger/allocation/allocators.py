@@ -9,10 +9,9 @@ import numpy as np
 
 from memonger.allocation.buffers import Allocator, Buffer, Layout
 from memonger.allocation.lower_bound import lower_bound
-from memonger.allocation.lowest_offset import lowest_offset_first
+from memonger.allocation.lowest_offset import lowest_offset_first, relaid
 from memonger.allocation.placement_search import improve
 from memonger.allocation.skyline import skyline
-from memonger.allocation.squeaky_wheel import relaid
 from memonger.errors import LayoutError
 
 ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(

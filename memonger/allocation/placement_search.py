@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memonger.allocation import canonical
 from memonger.allocation.buffers import Buffer, Layout
 from memonger.allocation.canonical import EXHAUSTED, SOLVED, Instance, PlacementState
-from memonger.allocation.columns import Columns, Ints
+from memonger.allocation.lower_bound import Columns, Ints
 
 _MOST_OVERLAPS = 2_000_000
 """Problems with more pairs of buffers alive at the same time aren't searched: they would take hundreds of megabytes."""

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memonger.allocation.buffers import Buffer, Layout
-from memonger.allocation.columns import Columns, Ints
-from memonger.allocation.lower_bound import may_be_topmost
+from memonger.allocation.lower_bound import Columns, Ints, may_be_topmost
 
 Steps = NDArray[np.int32]
 Window = tuple[list[int], list[int]]

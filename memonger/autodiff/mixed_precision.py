@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -31,11 +30,11 @@ from memonger.ir.values import NARROW, all_values, subgraphs
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
+from memonger.option_names import Precision
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-Precision = Literal["float16", "bfloat16"]
 
 KEY = "memonger.precision"
 """Metadata of a model in mixed precision: the name of its narrow type."""

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
-from memonger.graph.groups import in_buckets
+from memonger.graph.liveness import in_buckets
 from memonger.graph.schedule import sources_of, topological_order
 from memonger.ir.names import fresh
 from memonger.ir.operators import BEGIN, MEAN, RANKS, WAIT

@@ -13,7 +13,7 @@ from memonger.ir.marks import AGAIN
 from memonger.ir.operators import RANKS, WAIT, facts, operator_name
 from memonger.ir.parts import is_marked
 from memonger.ir.values import LARGEST, all_values, dense, nbytes, read_values, subgraphs
-from memonger.shapes.folding import run_time_sized
+from memonger.shapes.inference import run_time_sized
 
 Pair = tuple[int, int]
 

@@ -16,9 +16,9 @@ from memonger.files import ScratchFolder
 from memonger.ir import save
 from memonger.ir.checks import root_cause
 from memonger.ir.model import Model
+from memonger.ir.rewrite import remove_unused
 from memonger.ir.tensors import is_large
 from memonger.ir.training_roles import Training
-from memonger.ir.unused import remove_unused
 from memonger.ir.values import input_at, tensor_shape
 from memonger.model import load
 from memonger.units import MiB

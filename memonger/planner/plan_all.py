@@ -16,7 +16,6 @@ from typing import Any, Unpack, get_args
 
 import onnx_ir as ir
 
-from memonger.autodiff.training_mode import to_training_mode
 from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError
 from memonger.files import SETTINGS, add_json, check_outside, new_folder
 from memonger.ir.model import Model
@@ -395,6 +394,8 @@ def _planned(task: _Task) -> Row:
             is_portable = isinstance(task.source, Model) and isinstance(task.source.ir, bytes)
             source = dataclasses.replace(task.source, ir=load_as_is(task.source.ir).ir) if is_portable else task.source
             if task.train_mode:
+                from memonger.autodiff.training_mode import to_training_mode
+
                 source = to_training_mode(source, batch=chosen.batch, dims=chosen.sizes)
                 chosen = dataclasses.replace(chosen, batch=None, dims=None)
             plan = search_plan(source, options=chosen)

@@ -8,8 +8,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from memonger.graph.graph import Graph
-from memonger.schedule.least_peak import least_peak
-from memonger.schedule.needs import Needs
+from memonger.schedule.least_peak import OrderingProblem, least_peak
 
 Key = Callable[[int], tuple[float, ...]]
 Sources = Sequence[Sequence[int]]
@@ -144,7 +143,7 @@ def by_peak(graph: Graph) -> tuple[int, ...]:
     starts = [order(graph) for order in (file_order, by_growth, by_depth)]
     if not any(graph.updates):  # else it would read what is written over
         starts.append(default_order(graph.sources, starts[0]))
-    return least_peak(Needs.of(graph), starts)
+    return least_peak(OrderingProblem.of(graph), starts)
 
 
 ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}
