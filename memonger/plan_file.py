@@ -283,7 +283,10 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
     record = _parse(content, name)
-    _check_dims(model, name)
+    for graph in graphs(model):
+        for each in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+            if any(isinstance(dim, int) and dim < 0 for dim in each.shape or ()):
+                raise PlanFileError(f"{name}: '{each.name}' has a dimension below 0: {each.shape}.")
     if record.graph_digest != graph_digest(model):
         raise PlanFileError(
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
@@ -342,13 +345,6 @@ def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
         if part.number == 14 and part.is_bytes:
             file.seek(part.content)
             yield onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
-
-
-def _check_dims(model: ir.Model, name: str) -> None:
-    for graph in graphs(model):
-        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
-            if any(isinstance(dim, int) and dim < 0 for dim in value.shape or ()):
-                raise PlanFileError(f"{name}: '{value.name}' has a dimension below 0: {value.shape}.")
 
 
 def _parse(content: Any, name: str) -> Record:

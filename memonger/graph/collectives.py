@@ -90,12 +90,7 @@ def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buck
             f"{name}: lowering has left out a mean over the ranks: plan it with {option('level', 'rewrite')}."
         )
     writer = _CollectiveWriter(model, roles, gradients)
-    writer.write(_in_buckets(graph, gradients, buckets), buckets.wait)
-    writer.write_means(means)
-
-
-def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -> list[list[ir.Value]]:
-    """Buckets of one type each, in the order in which they are full."""
+    # Buckets of one type each, in the order in which they are full
     assert isinstance(buckets.first, int)
     assert isinstance(buckets.rest, int)
     number = {one: index for index, one in enumerate(graph.values)}
@@ -108,7 +103,8 @@ def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -
         )
     )
     found.sort(key=lambda members: max(graph.producer[value] for value in members))
-    return [[value_of[value] for value in members] for members in found]
+    writer.write([[value_of[value] for value in members] for members in found], buckets.wait)
+    writer.write_means(means)
 
 
 class _CollectiveWriter:

@@ -37,7 +37,19 @@ def bind(
     for value in tensors:
         _give_rank(name, value, input_shapes.get(str(value.name)))
     _check_names(name, tensors, dims)
-    sizes = _sizes_by_shape(name, tensors, dims, input_shapes)
+    # The sizes in ``dims`` and those that whole input shapes give besides, by place
+    sizes = dict(dims)
+    for value in tensors:
+        given = input_shapes.get(str(value.name))
+        if given is None:
+            continue
+        if len(_dims(value)) != len(given):
+            raise LoadError(
+                f"{name}: input '{value.name}' has {len(_dims(value))} dimensions; {list(given)} was given."
+            )
+        for axis, (dim, size) in enumerate(zip(_dims(value), given, strict=True)):
+            if not isinstance(dim, int) and _symbol(dim) not in dims:
+                sizes.setdefault(_key(value, axis), size)
     notes: tuple[str, ...] = ()
     if batch is not None:
         sizes = {**_batch_sizes(tensors, name, batch), **sizes}
@@ -178,25 +190,6 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
         + (f"it has {quoted(open_names)}." if open_names else "all of its dimensions are fixed.")
         + did_you_mean(unknown[0], open_names)
     )
-
-
-def _sizes_by_shape(
-    name: str, values: Sequence[ir.Value], dims: Mapping[str, int], given: Mapping[str, Sequence[int]]
-) -> dict[str, int]:
-    """The sizes in ``dims`` and those that whole input shapes give besides, by place."""
-    sizes = dict(dims)
-    for value in values:
-        shape = given.get(str(value.name))
-        if shape is None:
-            continue
-        if len(_dims(value)) != len(shape):
-            raise LoadError(
-                f"{name}: input '{value.name}' has {len(_dims(value))} dimensions; {list(shape)} was given."
-            )
-        for axis, (dim, size) in enumerate(zip(_dims(value), shape, strict=True)):
-            if not isinstance(dim, int) and _symbol(dim) not in dims:
-                sizes.setdefault(_key(value, axis), size)
-    return sizes
 
 
 def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str, int]:

@@ -127,7 +127,22 @@ class _CpModel:
     def build(self) -> None:
         """Add all variables, constraints and the objective."""
         for node in range(self.problem.nodes):
-            self._node(node)
+            model, n = self.model, self.problem.nodes
+            present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
+            begin = [self._first(node), *(self._later(node, n) for _ in present[1:])]
+            for run in range(1, len(present)):
+                model.add_implication(present[run], present[run - 1])
+                model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
+            self.present.append(present)
+            self.begin.append(begin)
+            for value in self.problem.writes[node]:
+                for run in range(len(present)):
+                    until = model.new_int_var(0, self.times - 1, "")
+                    model.add(until >= begin[run])
+                    if value in self.problem.pinned and not run:
+                        model.add(until == self.times - 1)
+                    self.until[value].append(until)
+                    self.overwritten[value].append([])
         for node in range(self.problem.nodes):
             deadline = self.problem.deadline[node]
             if deadline < self.problem.nodes:
@@ -154,24 +169,6 @@ class _CpModel:
         self.model.minimize(
             sum(cost * here for cost, present in zip(costs, self.present, strict=True) for here in present)
         )
-
-    def _node(self, node: int) -> None:
-        model, n = self.model, self.problem.nodes
-        present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
-        begin = [self._first(node), *(self._later(node, n) for _ in present[1:])]
-        for run in range(1, len(present)):
-            model.add_implication(present[run], present[run - 1])
-            model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
-        self.present.append(present)
-        self.begin.append(begin)
-        for value in self.problem.writes[node]:
-            for run in range(len(present)):
-                until = model.new_int_var(0, self.times - 1, "")
-                model.add(until >= begin[run])
-                if value in self.problem.pinned and not run:
-                    model.add(until == self.times - 1)
-                self.until[value].append(until)
-                self.overwritten[value].append([])
 
     def _first(self, node: int) -> Any:
         if self.free:

@@ -46,7 +46,11 @@ class _ReadyNodes:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.readers = graph.readers
-        self.after = self._last_readers()
+        # For each node, the updates that overwrite what it reads, and so must run after it
+        self.after: list[list[int]] = [[] for _ in graph.nodes]
+        for update, overwritten in enumerate(graph.overwritten):
+            for reader in (reader for old in overwritten for reader in self.readers[old] if reader != update):
+                self.after[reader].append(update)
         self.left = [len(readers) for readers in self.readers]
         for value in graph.outputs:
             self.left[value] += 1
@@ -55,16 +59,6 @@ class _ReadyNodes:
             for update in updates:
                 self.missing[update] += 1
         self.written_at = [-1] * len(graph.values)
-
-    def _last_readers(self) -> list[list[int]]:
-        """For each node, the updates that overwrite what it reads, and so must run after it."""
-        after: list[list[int]] = [[] for _ in self.graph.nodes]
-        for update, overwritten in enumerate(self.graph.overwritten):
-            for old in overwritten:
-                for reader in self.readers[old]:
-                    if reader != update:
-                        after[reader].append(update)
-        return after
 
     def growth(self, node: int) -> int:
         sizes, planned = self.graph.sizes, self.graph.planned
