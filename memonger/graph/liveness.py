@@ -175,17 +175,26 @@ class _Draft:
                 break
         else:
             storage, begin = self._new(self.graph.sizes[value], step), 0
-        self._add(value, storage, begin)
+        self.of_value[value], self.within[value] = storage, begin
+        self.members[storage].append(value)
+        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
 
     def _places(self, step: int, value: int, pairs: _Allowed) -> list[tuple[int, int]]:
-        """Where an output may lie, the best place first: an input, and a byte of it."""
+        """Where an output may lie, the best place first: an input, and a byte of it.
+
+        One whose bytes it takes over is needed by nothing else at this step, and by nothing later.
+        """
         views, inplace, windows = pairs
         places = [(source, 0) for source, target in views if target == value]
         places += [(whole, byte) for part, whole, byte in windows if part == value]
-        over = [source for source, target in inplace if target == value and self._is_last(step, source)]
-        if value in self.grouped:  # of one storage one value is in a group
-            over = [source for source in over if self.grouped.isdisjoint(self.members[self.of_value[source]])]
-        return places + [(source, 0) for source in over]
+        for source in (source for source, target in inplace if target == value and self.last[source] <= step):
+            storage, begin = self.of_value[source], self.within[source]
+            if value in self.grouped and not self.grouped.isdisjoint(self.members[storage]):
+                continue  # of one storage one value is in a group
+            others = [v for v in self._needed(step, storage) if v != source]
+            if not others or not self._overlap(storage, begin, self.graph.sizes[source], others):
+                places.append((source, 0))
+        return places
 
     def _new(self, size: int, start: int) -> int:
         """An empty storage."""
@@ -195,11 +204,6 @@ class _Draft:
         self.stop.append(0)
         return len(self.sizes) - 1
 
-    def _add(self, value: int, storage: int, begin: int) -> None:
-        self.of_value[value], self.within[value] = storage, begin
-        self.members[storage].append(value)
-        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
-
     def _overlap(self, storage: int, begin: int, size: int, values: Iterable[int]) -> bool:
         """Whether any of these values has some of these bytes."""
         return any(
@@ -208,14 +212,6 @@ class _Draft:
             and self.within[v] < begin + size
             for v in values
         )
-
-    def _is_last(self, step: int, source: int) -> bool:
-        """Whether the bytes of an input are needed by nothing else at this step, and by nothing later."""
-        storage = self.of_value[source]
-        if self.last[source] > step:
-            return False
-        others = [v for v in self._needed(step, storage) if v != source]
-        return not others or not self._overlap(storage, self.within[source], self.graph.sizes[source], others)
 
     def _needed(self, step: int, storage: int) -> list[int]:
         """The values of a storage that are needed at this step or later."""

@@ -85,8 +85,14 @@ class _Allocations:
         """Of the values inside the model, and of its outputs."""
         for step, node in enumerate(self.nodes):
             for index, value in enumerate(node.outputs):
-                if value.name and dense(value):
-                    self._allocate(step, node, index, value)
+                if not (value.name and dense(value)):
+                    continue
+                shared = None if value in self.results else self._reused(node, index, value)
+                if shared is None:  # memory of its own
+                    self.start[value] = step
+                else:
+                    self.owner[value] = shared
+                    self.uses[shared] = self.uses.get(shared, 0) + self.uses.get(value, 0)
             for value in (*read_values(node), *(v for v in node.outputs if not self.uses.get(v))):
                 owner = self.owner.get(value, value)
                 left = self.uses[owner] = self.uses.get(owner, 0) - 1
@@ -99,15 +105,6 @@ class _Allocations:
             kind = single if value in self.results else planned
             kind.append(Buffer(number, nbytes(value) or 0, start, self.stop.get(value, len(self.nodes))))
         return planned, single
-
-    def _allocate(self, step: int, node: ir.Node, index: int, value: ir.Value) -> None:
-        """Give an output memory of its own, or that of another value."""
-        owner = None if value in self.results else self._reused(node, index, value)
-        if owner is None:
-            self.start[value] = step
-        else:
-            self.owner[value] = owner
-            self.uses[owner] = self.uses.get(owner, 0) + self.uses.get(value, 0)
 
     def _reused(self, node: ir.Node, index: int, value: ir.Value) -> ir.Value | None:
         for source, target in aliasing.view_pairs(node):
