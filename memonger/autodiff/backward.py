@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from memonger.autodiff.registry import OPEN, RULES
 from memonger.errors import PlanError
+from memonger.graph.graph import needed_by
 from memonger.ir.emitter import Emitter
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import is_floating, read_values, static_shape
@@ -211,18 +212,8 @@ def check_rules(needed: Sequence[ir.Node], wrt: Sequence[ir.Value], name: str) -
             continue
         graph = node.graph
         opset = graph.opset_imports.get(node.domain) if graph is not None else None
-        # Those of ``wrt`` that the node depends on
-        seen: set[ir.Value] = set()
-        pending = read_values(node)
-        while pending:
-            value = pending.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            producer = value.producer()
-            if producer is not None:
-                pending.extend(read_values(producer))
-        behind = [value for value in wrt if value in seen]
+        read = {value for each in (node, *needed_by(read_values(node))) for value in read_values(each)}
+        behind = [value for value in wrt if value in read]
         names = ", ".join(f"'{v.name}'" for v in behind[:5]) + (
             f" and {len(behind) - 5} more" if len(behind) > 5 else ""
         )
