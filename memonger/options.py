@@ -440,17 +440,14 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
         shown = [p for p in inspect.signature(Options).parameters.values() if p.name not in left_out]
         given = [p.replace(default=defaults.get(p.name, getattr(Options(), p.name))) for p in shown]
         checked.__signature__ = inspect.signature(function).replace(parameters=[*own, *given])  # type: ignore[attr-defined]
-        checked.__doc__ = _documented(inspect.getdoc(function) or "", [p.name for p in shown])
+        # The docstring's line for ``keywords`` is replaced by what `Options` says of each option
+        described = re.findall(r"^    (\w+): ((?:.+\n)(?:^     +.+\n)*)", inspect.getdoc(Options) or "", re.MULTILINE)
+        lines = "".join(f"    {name}: {text}" for name, text in described if name in {p.name for p in shown})
+        given_doc = inspect.getdoc(function) or ""
+        checked.__doc__ = re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, given_doc, flags=re.MULTILINE)
         return checked
 
     return decorate
-
-
-def _documented(text: str, names: Sequence[str]) -> str:
-    """A docstring whose line for ``keywords`` is replaced by what `Options` says of each option."""
-    described = re.findall(r"^    (\w+): ((?:.+\n)(?:^     +.+\n)*)", inspect.getdoc(Options) or "", re.MULTILINE)
-    lines = "".join(f"    {name}: {meaning}" for name, meaning in described if name in names)
-    return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
 
 
 _CHUNKS = re.compile(r"auto|off|((0|1|strips):)?([0-9]{1,10})")

@@ -542,7 +542,17 @@ class Plan(BasePlan, Header):
                 raise PlanFileError(f"{path}: its plan is malformed: {error}.") from error
         roles = training_roles.read(model, str(model.graph.name))
         check_state(model, state_of(model, str(model.graph.name)), record.ranges, str(path))
-        graph = _graph_in_file(model, roles, record, path)
+        try:
+            device = parse_device(record.device)
+        except PlanError as error:
+            raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
+        try:
+            graph = graph_of(model, roles, None, record.workspace, record.host, device, record.ranges)
+        except SizesError as error:
+            raise PlanFileError(f"{path}: its shapes contradict each other: {error}.") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # No inference has seen this model: its attributes can be of any type and out of range.
+            raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
         if unknown:
@@ -620,24 +630,6 @@ def estimated_costs(
 ) -> tuple[float, ...]:
     """The estimated cost of each node of a lowered model, see `memonger.graph.costs`."""
     return graph_of(model, training, None, None, host, device, ranges).costs
-
-
-def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:
-    device = _device(record.device, path)
-    try:
-        return graph_of(model, roles, None, record.workspace, record.host, device, record.ranges)
-    except SizesError as error:
-        raise PlanFileError(f"{path}: its shapes contradict each other: {error}.") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # No inference has seen this model: its attributes can be of any type and out of range.
-        raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
-
-
-def _device(text: str, path: str | Path) -> Device:
-    try:
-        return parse_device(text)
-    except PlanError as error:
-        raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
 
 
 LIMIT_MARGIN = (1 << 16) + 512

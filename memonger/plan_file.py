@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import onnx
 import onnx_ir as ir
@@ -325,26 +325,26 @@ def check_packed(model: ir.Model, name: str) -> None:
             )
 
 
+_METADATA = 14
+"""The field of a model's message that has an entry of its metadata."""
+
+
 def device_in(path: Path) -> str | None:
     """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
     try:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            for entry in _metadata(file):
+            for part in fields(file, 0, os.fstat(file.fileno()).st_size):
+                if part.number != _METADATA or not part.is_bytes:
+                    continue
+                file.seek(part.content)
+                entry = onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
                 if entry.key == KEY:
                     return str(json.loads(entry.value)["device"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError, DecodeError):
         return None  # `load` says what is wrong
     return None
-
-
-def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
-    """The metadata of a model's file: fields 14 of the message, all others are passed over."""
-    for part in fields(file, 0, os.fstat(file.fileno()).st_size):
-        if part.number == 14 and part.is_bytes:
-            file.seek(part.content)
-            yield onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
 
 
 def _parse(content: Any, name: str) -> Record:

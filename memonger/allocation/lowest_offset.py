@@ -82,17 +82,12 @@ def depths_of(rows: SortedBuffers, order: NDArray[np.intp]) -> Ints:
         key[row] = _LAID_OUT
         for first, last in rows.windows:
             window = slice(first[row], last[row])
-            raised = _aligned(rows, window, depth + occupied[row]) * count + rank[window]
+            free: Ints | int = depth + occupied[row]
+            if not rows.uniform:  # up to what suits each row's alignment
+                free = (free + rows.alignment[window] - 1) & -rows.alignment[window]
+            raised = free * count + rank[window]
             np.maximum(key[window], raised, out=key[window], where=rows.stop[window] > start[row])
     return depths
-
-
-def _aligned(rows: SortedBuffers, window: slice, depth: int) -> Ints | int:
-    """The least depth from ``depth`` on, a multiple of ``unit``, that suits each row's alignment."""
-    if rows.uniform:
-        return depth
-    alignment = rows.alignment[window]
-    return (depth + alignment - 1) & -alignment
 
 
 _ORDERS = ("conflict", "area", "size", "start")

@@ -99,7 +99,11 @@ def write_solution(path: str | os.PathLike[str], problem: PackingProblem, layout
     for name, buffer, offset in zip(problem.names, problem.buffers, layout.offsets, strict=True):
         numbers = [buffer.start, buffer.stop, buffer.size, *([buffer.alignment] if aligned else []), offset]
         rows.append([name, *map(str, numbers)])
-    _write_text(Path(path), "".join(",".join(row) + "\n" for row in rows))
+    text = "".join(",".join(row) + "\n" for row in rows)
+    try:
+        write_whole(Path(path), lambda target: target.write(text.encode()))
+    except (OSError, UnicodeEncodeError) as error:
+        raise LayoutError(f"{path} can't be written: {error}") from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -122,10 +126,3 @@ def _integer(fields: Mapping[str, str], column: str, default: int | None = None)
     if not _INTEGER.fullmatch(text):
         raise LayoutError(f"{column} is {text!r}, not an integer of at most 18 digits")
     return int(text)
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        write_whole(path, lambda target: target.write(text.encode()))
-    except (OSError, UnicodeEncodeError) as error:
-        raise LayoutError(f"{path} can't be written: {error}") from error

@@ -58,7 +58,10 @@ def adam_in_eight_bits(step: Step, p: ir.Value, g: Scaled, betas: tuple[float, f
     op = step.op
     blocks = -(-op.size(p) // BLOCK)
     mean, square = (_SavedValue(step, p, name, blocks) for name in ("exp_avg", "exp_avg_sq"))
-    flat = Scaled(_in_blocks(op, g.value, blocks), g.factors)
+    value, size = op.cast(g.value, _FLOAT), op.size(g.value)
+    if blocks * BLOCK > size:  # rows of a block each, the last filled up with zeros
+        value = op.Pad(op.reshape(value, (size,)), op.ints(0, blocks * BLOCK - size))
+    flat = Scaled(op.reshape(value, (blocks, BLOCK)), g.factors)
     m, v = step.moments(mean.read(op, signed=True), square.read(op, signed=False), flat, betas)
     mean.write(step, m, signed=True)
     square.write(step, v, signed=False)
@@ -71,15 +74,6 @@ def adam_in_eight_bits(step: Step, p: ir.Value, g: Scaled, betas: tuple[float, f
 def takes_eight_bits(op: Emitter, p: ir.Value) -> bool:
     """Whether a parameter is large enough."""
     return op.size(p) >= SMALLEST
-
-
-def _in_blocks(op: Emitter, g: ir.Value, blocks: int) -> ir.Value:
-    """A gradient in float32 as rows of a block each, the last filled up with zeros."""
-    size, whole = op.size(g), blocks * BLOCK
-    flat = op.cast(g, _FLOAT)
-    if whole > size:
-        flat = op.Pad(op.reshape(flat, (size,)), op.ints(0, whole - size))
-    return op.reshape(flat, (blocks, BLOCK))
 
 
 class _SavedValue:

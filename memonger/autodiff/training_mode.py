@@ -318,20 +318,16 @@ def _turn_dropouts(work: _TrainingForm) -> int:
             )
         ratio = op.content(input_at(node, 1))
         if ratio is not None and not ratio.any():
-            _bypass(work, node)
+            x, y = node.inputs[0], node.outputs[0]
+            masks_read = any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:])
+            if x is not None and not y.is_graph_output() and not masks_read:
+                y.replace_all_uses_with(x)
+                work.model.graph.remove(node, safe=True)
             continue
         node.resize_inputs(3)
         node.replace_input_with(2, op.constant(True, ir.DataType.BOOL))
         count += 1
     return count
-
-
-def _bypass(work: _TrainingForm, node: ir.Node) -> None:
-    x, y = node.inputs[0], node.outputs[0]
-    if x is None or y.is_graph_output() or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
-        return
-    y.replace_all_uses_with(x)
-    work.model.graph.remove(node, safe=True)
 
 
 def _output_statistics(work: _TrainingForm) -> None:

@@ -132,7 +132,9 @@ class _CollectiveWriter:
             self.graph.insert_after(_last(self.graph, node), node)
             previous = [node.outputs[-1]]
             for value, own, new in zip(old, members, node.outputs, strict=False):
-                self._hand_on(value, own, new)
+                for reader, index in value.uses():  # what updates read is the sum
+                    if reader not in self.backward and reader.domain != RANKS and reader is not own.producer():
+                        reader.replace_input_with(index, new)
         _in_order(self.graph)
 
     def write_means(self, means: Sequence[ir.Value]) -> None:
@@ -192,12 +194,6 @@ class _CollectiveWriter:
         node.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
         self.model.functions[node.op_identifier()] = _handing_on(node, len(given), self.model)
         return node
-
-    def _hand_on(self, value: ir.Value, own: ir.Value, new: ir.Value) -> None:
-        """Let what updates read the sum."""
-        for node, index in value.uses():
-            if node not in self.backward and node.domain != RANKS and node is not own.producer():
-                node.replace_input_with(index, new)
 
 
 def _last(graph: ir.Graph, node: ir.Node) -> ir.Node:

@@ -405,10 +405,12 @@ class Emitter:
                 for name, v in inputs.items()
                 if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
             }
+            make_type = onnx.helper.make_tensor_type_proto
+            types = {name: make_type(int(v.dtype or 0), static_shape(v)) for name, v in inputs.items()}
             protos = onnx.shape_inference.infer_node_outputs(
                 onnx.defs.get_schema(node.op_type, self.opset, ""),
                 ir.serde.serialize_node(node),
-                {name: _type_proto(v) for name, v in inputs.items()},
+                types,
                 contents,
                 opset_imports=self._opsets,
                 ir_version=10,
@@ -470,11 +472,6 @@ def _input_signature(value: ir.Value | None) -> object:
     content = value.const_value
     small = content is not None and not value.is_graph_input() and content.size <= SMALL
     return value.dtype, None if value.shape is None else value.shape.dims, value.name if small else None
-
-
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
-    dims = static_shape(value)
-    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
 
 
 @contextmanager

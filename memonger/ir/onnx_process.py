@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, Any
 
 import onnx
@@ -170,15 +171,6 @@ def _answer(what: str, data: bytes, options: dict[str, Any]) -> bytes:
     return onnx.shape_inference.infer_shapes(model, **options).SerializeToString()
 
 
-def _address_space() -> int:
-    """Bytes of address space that this process has: of the libraries, most of it never touched."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 1 << 30
-
-
 def _wrong_node(model: onnx.ModelProto) -> tuple[int, str] | None:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
@@ -209,7 +201,10 @@ def _serve() -> None:
                     found.append(int(file.read()) // 4)
             except (OSError, ValueError):  # "max"
                 continue
-        limit = _address_space() + min(MEMORY, machine // 4, *found)
+        used = 1 << 30  # address space of the libraries, most of it never touched
+        with suppress(OSError), open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = used + min(MEMORY, machine // 4, *found)
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -60,7 +60,9 @@ def _side_by_side(
     node: ir.Node, whole: ir.Value, values: Sequence[ir.Value | None], *, is_cut: bool
 ) -> tuple[Part, ...]:
     """Values that are one after the other in the whole along the node's axis, the first one of a Split by default."""
-    shape, axis = static_shape(whole), _axis(node, 0 if is_cut else None)
+    shape, axis, given = static_shape(whole), 0 if is_cut else None, node.attributes.get("axis")
+    if given is not None:
+        axis = given.as_int() if given.type == ir.AttributeType.INT else None
     if shape is None or axis is None or not -len(shape) <= axis < len(shape):
         return ()
     axis %= len(shape)
@@ -74,13 +76,6 @@ def _side_by_side(
         found.append(Part(whole, part, axis, begin, is_cut))
         begin += own[axis]
     return tuple(found) if begin == shape[axis] else ()
-
-
-def _axis(node: ir.Node, default: int | None) -> int | None:
-    attribute = node.attributes.get("axis")
-    if attribute is None:
-        return default
-    return attribute.as_int() if attribute.type == ir.AttributeType.INT else None
 
 
 def _cut(node: ir.Node) -> tuple[Part, ...]:

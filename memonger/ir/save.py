@@ -145,7 +145,14 @@ def _write_with_data(
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
         for value, offset in placed:
-            _refer(value, data, offset, path.parent, copies.get(value))
+            tensor = value.const_value
+            assert tensor is not None
+            value.const_value = ir.ExternalTensor(
+                data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name),
+                base_dir=path.parent,
+            )  # fmt: skip
+            if value in copies:
+                value.const_value.meta[META] = copies[value]
         finish(model)
         with (folder / path.name).open("wb") as target:
             target.write(ir.serde.serialize_model(model).SerializeToString())
@@ -209,18 +216,6 @@ def _weights_in_order(model: ir.Model, kept: Kept) -> list[tuple[ir.Value, ir.Te
             if tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL:
                 found[value] = tensor
     return list(found.items())
-
-
-def _refer(value: ir.Value, data: str, offset: int, folder: Path, packed: Packed | None) -> None:
-    """Let a weight lie in a file."""
-    tensor = value.const_value
-    assert tensor is not None
-    placed = ir.ExternalTensor(
-        data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name), base_dir=folder
-    )
-    if packed is not None:
-        placed.meta[META] = packed
-    value.const_value = placed
 
 
 def mentions(file: Path, name: str) -> bool:

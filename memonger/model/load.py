@@ -9,6 +9,7 @@ import os
 import reprlib
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,10 @@ def _copy(source: Source) -> Model:
             data = _content(path)
             proto = onnx_process.parse_text(data) if form == "onnxtxt" else onnx.load_from_string(data, form)
     except FileNotFoundError:
-        raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
+        beside = list[str]()
+        with suppress(OSError, ValueError):
+            beside = [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix == ".onnx"]
+        raise LoadError(f"{path}: no such file.{did_you_mean(str(path), beside)}") from None
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     except (
@@ -340,14 +344,6 @@ _HINTS = {
     ".tflite": " tf2onnx makes one of a TFLite model.", ".pb": " tf2onnx makes one of a TensorFlow graph.",
 }  # fmt: skip
 """What to say of other tools' files, by how their names end."""
-
-
-def _beside(path: Path) -> list[str]:
-    """Models in the folder of a file that isn't there."""
-    try:
-        return [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix == ".onnx"]
-    except (OSError, ValueError):
-        return []
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:

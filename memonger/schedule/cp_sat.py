@@ -117,7 +117,8 @@ class _CpModel:
         n = problem.nodes
         self.runs = [options.copies if problem.recomputable[i] else 1 for i in range(n)]
         self.times = sum(self.runs) if self.free else n * n
-        self.scale = _scale(problem.costs)
+        total = math.fsum(problem.costs)  # costs are rounded once they were multiplied by the scale
+        self.scale = 1.0 if all(float(c).is_integer() for c in problem.costs) and total < _PRECISE else _PRECISE / total
         self.budget = budget - problem.base
         self.present: list[list[Any]] = []
         self.begin: list[list[Any]] = []
@@ -129,7 +130,13 @@ class _CpModel:
         for node in range(self.problem.nodes):
             model, n = self.model, self.problem.nodes
             present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
-            begin = [self._first(node), *(self._later(node, n) for _ in present[1:])]
+            if self.free:
+                begin = [model.new_int_var(0, self.times - 1, "") for _ in present]
+            else:  # the node's place in its own stage, then one in a later stage
+                places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
+                later = _cp_model().Domain.from_values(places)
+                first = model.new_constant(node * n + node)
+                begin = [first, *(model.new_int_var_from_domain(later, "") for _ in present[1:])]
             for run in range(1, len(present)):
                 model.add_implication(present[run], present[run - 1])
                 model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
@@ -169,17 +176,6 @@ class _CpModel:
         self.model.minimize(
             sum(cost * here for cost, present in zip(costs, self.present, strict=True) for here in present)
         )
-
-    def _first(self, node: int) -> Any:
-        if self.free:
-            return self.model.new_int_var(0, self.times - 1, "")
-        return self.model.new_constant(node * self.problem.nodes + node)
-
-    def _later(self, node: int, n: int) -> Any:
-        if self.free:
-            return self.model.new_int_var(0, self.times - 1, "")
-        places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
-        return self.model.new_int_var_from_domain(_cp_model().Domain.from_values(places), "")
 
     def _reads(self, node: int, value: int, over: list[list[Any]]) -> None:
         """Every run of the node reads a copy of the value within its retention interval; the last may overwrite it."""
@@ -245,14 +241,6 @@ class _CpModel:
             if solver.value(present)
         ]
         return tuple(node for _, node in sorted(steps))
-
-
-def _scale(costs: Sequence[float]) -> float:
-    """Factor by which costs are multiplied before they are rounded: 1 if they are integers."""
-    total = math.fsum(costs)
-    if all(float(cost).is_integer() for cost in costs) and total < _PRECISE:
-        return 1.0
-    return _PRECISE / total
 
 
 def _run(request: Request) -> Outcome:

@@ -61,7 +61,15 @@ class Problem:
         n = len(self.costs)
         if not n:
             raise PlanError("the graph is empty: there is nothing to plan.")
-        for name, default in _defaults(n).items():
+        defaults = {
+            "recomputable": (True,) * n,
+            "workspace": (0,) * n,
+            "deadline": (n,) * n,
+            "inplace": ((),) * n,
+            "forward": (True,) * n,
+            "names": tuple(range(n)),
+        }
+        for name, default in defaults.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, default)
             if len(getattr(self, name)) != n:
@@ -168,17 +176,6 @@ class Problem:
             order,
             [bool(graph.nodes[name].get("forward", True)) for name in order],
         )
-
-
-def _defaults(nodes: int) -> dict[str, tuple[object, ...]]:
-    return {
-        "recomputable": (True,) * nodes,
-        "workspace": (0,) * nodes,
-        "deadline": (nodes,) * nodes,
-        "inplace": ((),) * nodes,
-        "forward": (True,) * nodes,
-        "names": tuple(range(nodes)),
-    }
 
 
 def _topological(graph: Any) -> list[Any]:

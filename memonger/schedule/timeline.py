@@ -321,20 +321,17 @@ class Timeline:
                     del reads[bisect_left(reads, label)]
                 self.cost -= self.problem.costs[node]
             else:
-                self._recall(~label, node)
+                # Undo the removal of a step, all but its bytes
+                self.node[~label] = node
+                for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
+                    insort(labels, ~label)
+                self.cost += self.problem.costs[node]
             self.work += self.weight[node]
         while len(self._credits) > mark.credits:
             label, credit = self._credits.pop()
             self._credit[label] = credit
         self.labels[:] = mark.labels
         self._memory[: len(mark.labels)] = mark.memory
-
-    def _recall(self, label: int, node: int) -> None:
-        """Undo the removal of a step, all but its bytes."""
-        self.node[label] = node
-        for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
-            insort(labels, label)
-        self.cost += self.problem.costs[node]
 
     def unread(self, label: int) -> bool:
         """Whether the node also runs elsewhere and nobody reads the copies it writes at this label."""

@@ -152,7 +152,10 @@ def infer_once(model: Model) -> Exception | None:
     try:
         inferred = onnx_infer(skeleton, strict_mode=True, data_prop=follows)
     except INFERENCE_ERRORS:
-        complaint = _complaint(skeleton, onnx_infer)
+        try:  # of shapes alone: where it follows values it complains of models that are right
+            onnx_infer(skeleton, strict_mode=True)
+        except INFERENCE_ERRORS as error:
+            complaint = error
         if complaint is not None and _COMPLAINT.search(str(complaint)):
             raise LoadError(_contradiction(model.name, complaint)) from complaint
         try:
@@ -178,15 +181,6 @@ def _is_plain(model: ir.Model) -> bool:
         if followed or max(dims, default=0) > LONG:
             return False
     return all(node.domain == "" and node.op_type in PLAIN for node in model.graph)
-
-
-def _complaint(skeleton: onnx.ModelProto, onnx_infer: Callable[..., onnx.ModelProto]) -> Exception | None:
-    """What inference says of shapes alone: where it follows values it complains of models that are right."""
-    try:
-        onnx_infer(skeleton, strict_mode=True)
-    except INFERENCE_ERRORS as error:
-        return error
-    return None
 
 
 SERIALIZING_ERRORS = (ir.serde.SerdeError, ValueError, TypeError)
