@@ -302,7 +302,7 @@ class Plan(BasePlan, Header):
         facts = parse_device(self.device)
         if not (facts.is_host or facts.facts.is_portable):
             return None
-        return session_memory.session_bytes(self.model, self.mode == "training")
+        return session_memory.session_bytes(self.model, self.mode == "training", self.ranges)
 
     @property
     def process_bytes(self) -> int | None:
@@ -317,7 +317,7 @@ class Plan(BasePlan, Header):
         tensors = self.total_bytes - self.parameter_bytes + self._weights_in_process.own
         if self.training is not None:
             tensors += sum(self._persistent_sizes.values())
-        return tensors + session_memory.beside_tensors(self.model, self.mode == "training")
+        return tensors + session_memory.beside_tensors(self.model, self.mode == "training", self.ranges)
 
     @property
     def mapped_bytes(self) -> int | None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
+from memonger.graph.costs import flops
 from memonger.graph.graph import Alias, Graph, Pair, Part
+from memonger.ir.marks import CHUNK
 from memonger.ir.values import static_shape
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import DimRange, points, shapes_at
+from memonger.shapes.ranges import DimRange, completed, own, points, shapes_at
 from memonger.shapes.sizes import Sizes
 
 TINY = 64
@@ -117,14 +119,50 @@ def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:
 
     Nor does a part that then would end behind its whole.
     """
-    own = list(graph.sizes)
+    given = list(graph.sizes)
     for value, size in sizes.items():
-        own[value] = size
+        given[value] = size
 
     def holds(alias: Alias) -> bool:
         if alias.kind == "subview":
-            return alias.byte + own[alias.source] <= own[alias.target]
-        return alias.kind not in ("view", "inplace") or own[alias.source] == own[alias.target]
+            return alias.byte + given[alias.source] <= given[alias.target]
+        return alias.kind not in ("view", "inplace") or given[alias.source] == given[alias.target]
 
     aliases = tuple(tuple(filter(holds, each)) if each else each for each in graph.aliases)
-    return dataclasses.replace(graph, sizes=tuple(own), aliases=aliases)
+    return dataclasses.replace(graph, sizes=tuple(given), aliases=aliases)
+
+
+EMPTY_SECONDS, PRODUCTS = 1e-6, 2.25e11
+"""What a node of an empty slice takes, and about the operations of products that a core does in a second."""
+
+SHARE = 0.02
+"""Nodes of empty slices may take such a part of the time of a run at the smallest size."""
+
+
+def idle_nodes(model: ir.Model, ranges: Mapping[str, DimRange]) -> frozenset[str]:
+    """Nodes of chunks that do nothing at small sizes, where they would take a part of the time that counts.
+
+    Those sizes are up to an eighth of the largest of a dimension: runs have a session of their own then, without these
+    nodes.
+
+    Args:
+        model: In chunks, with the shapes of the largest sizes.
+        ranges: With their places.
+
+    Returns: their names; none where a run takes so long that they don't count.
+    """
+    if not ranges or not any(CHUNK in node.metadata_props for node in model.graph):
+        return frozenset()
+    sizes, shapes, free = Sizes(model), open_dims.largest(model, ranges), own(ranges)
+    most, found = {name: one.most for name, one in free.items()}, frozenset[str]()
+    least = math.prod(one.least / one.most for one in free.values())
+    for name, one in free.items():
+        few = one.least + max(0, one.most // 8 - one.least) // one.step * one.step
+        at = sizes.at(shapes_at(shapes, ranges, completed(ranges, {**most, name: few})))
+        empty = {value for value, shape in zip(sizes.names, at, strict=True) if shape is not None and 0 in shape}
+        idle = {node for node in model.graph if all(str(v.name) in empty for v in node.outputs if v.name)}
+        readers = {reader for node in idle for value in node.outputs for reader in value.consumers()} - idle
+        if all(reader.op_type == "Concat" and not reader.domain for reader in readers) and len(idle) > len(found):
+            found = frozenset(str(node.name) for node in idle)
+    seconds = sum(map(flops, model.graph)) * least / PRODUCTS
+    return found if len(found) * EMPTY_SECONDS > SHARE * seconds else frozenset()

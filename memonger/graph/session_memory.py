@@ -19,14 +19,17 @@ one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB
 
 from collections.abc import Collection, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 import onnx_ir as ir
 
+from memonger.graph.ranged import idle_nodes
 from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALL
+from memonger.shapes.ranges import DimRange
 from memonger.units import KiB, MiB
 
 _TRAINING = (9 * MiB, 8.5 * KiB)
@@ -76,17 +79,26 @@ def shares_sessions(model: ir.Model) -> bool:
     return packed > PACKED or strips > MANY_STRIPS
 
 
-def session_bytes(model: ir.Model, is_training: bool) -> int:
+def session_bytes(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:
     """About what a process grows by with a loaded session on the CPU, less the bytes of tensors.
 
     Args:
         model: The planned model, recomputations included.
         is_training: Whether it is a training session, which has two onnxruntime sessions.
+        ranges: Dimensions with a range of sizes: small ones may have a session of their own.
     """
     steps = model.graph.num_nodes()
+    if ranges:
+        return bytes_of(_nodes_for_ranges(model, ranges), steps, is_training)
     return bytes_of(
         _nodes_in_sessions(model) if not is_training and shares_sessions(model) else steps, steps, is_training
     )
+
+
+def _nodes_for_ranges(model: ir.Model, ranges: Mapping[str, DimRange]) -> int:
+    """The nodes of all sessions of a plan for ranges of sizes."""
+    idle = idle_nodes(model, ranges)
+    return model.graph.num_nodes() * (1 + bool(idle)) - len(idle)
 
 
 def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
@@ -172,11 +184,12 @@ def _is_packed_at_load(value: ir.Value) -> bool:
     return any(index > 0 and operator_name(node) in _PACKED_AT_LOAD for node, index in value.uses())
 
 
-def beside_tensors(model: ir.Model, is_training: bool) -> int:
+def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:
     """About what a process takes beside tensors that loads one plan and runs it, modules included, on the CPU."""
     steps = model.graph.num_nodes()
     if is_training:
         return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
-    nodes = _nodes_in_sessions(model) if shares_sessions(model) else steps
+    nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
+    nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
     base, each = _PROCESS
     return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))

@@ -36,7 +36,8 @@ class LoadedPlan:
         program: Of the whole plan; with ranges of sizes that of the largest, whose open inputs have no shapes.
         steps: What runs, in order.
         engines: The sessions.
-        ranged: The programs of a plan for ranges of sizes: of these the only partition is one.
+        ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
+            session of their own, the second.
         gate: See `memonger.runtime.partition.CutPlan`.
     """
 
@@ -138,11 +139,15 @@ class Executable:
     def _bind(self, key: Key, program: Program) -> tuple[Binding, ...]:
         """The partitions bound, in place of what ran least recently once there is enough."""
         persistent = self._persistent if self._kept is None else self._kept.persistent(program, key[1])
+        steps = self._partitions
+        if self._ranged is not None:
+            steps = [replace(steps[0], program=program, session=self._ranged.session_of(program))]
+        bindings: tuple[Binding, ...] = ()
         if len(self._bindings) == self._most:
             _, bindings = self._bindings.popitem(last=False)
+        if bindings and bindings[0].engine is self.engines[steps[0].session]:
             bindings[0].take(program, persistent)
         else:
-            steps = self._partitions if self._ranged is None else [replace(self._partitions[0], program=program)]
             bindings = tuple(
                 Binding(step, self.engines[step.session], self.arena, persistent, self._inputs_at) for step in steps
             )

@@ -260,8 +260,10 @@ def _loaded(
     for index, plan in enumerate(plans):
         if plan.ranges:
             ranged = RangedProgram(plan)
-            engine = make_engine(ranged.group(plan), False)
-            found[index] = LoadedPlan(ranged.base, (whole(ranged.base),), (engine,), ranged)
+            few = ranged.group_of_few(plan)
+            groups = [ranged.group(plan), *([] if few is None else [few])]
+            engines = tuple(make_engine(group, False) for group in groups)
+            found[index] = LoadedPlan(ranged.base, (whole(ranged.base),), engines, ranged)
         elif device.is_host and is_chunked(plan):
             found[index] = load_cut(cut_chunks(plan), lambda group, _: make_engine(group, True))
     rest = [index for index in range(len(plans)) if index not in found]

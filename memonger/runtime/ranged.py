@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
-from memonger.graph.ranged import at_sizes
+from memonger.graph.ranged import at_sizes, idle_nodes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.ir.values import static_shape
 from memonger.plan import Plan
@@ -117,6 +117,8 @@ class RangedProgram:
         self._types = tuple((name, tensor.dtype) for name, tensor in zip(names, program.planned, strict=True))
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self._idle = idle_nodes(plan.model, plan.ranges)
+        self._few = self._without_idle(plan, program) if self._idle else None
         self._windows = tuple(_windows(plan, {name: place for place, name in enumerate(names)}))
         self._of_value, self._shrunk = _shrunk(plan)
         one_of = {storage: value for value, storage in self._of_value.items()}
@@ -134,6 +136,34 @@ class RangedProgram:
         model = plan.model.clone()
         expose(model, self.base.planned, any_shape=True)
         return SessionGroup(model, (0,), (self.base,), takes_any_shape=True)
+
+    def group_of_few(self, plan: Plan) -> SessionGroup | None:
+        """What the session of small sizes is made of, which has no nodes of empty slices; None where all have one."""
+        if self._few is None:
+            return None
+        model = plan.model.clone()
+        idle = {value: node for node in model.graph if node.name in self._idle for value in node.outputs}
+        for node in model.graph:
+            if node.name not in self._idle and not idle.keys().isdisjoint(node.inputs):
+                inputs = [value for value in node.inputs if value not in idle]
+                node.resize_inputs(len(inputs))
+                for index, value in enumerate(inputs):
+                    node.replace_input_with(index, value)
+        model.graph.remove(list(dict.fromkeys(idle.values())), safe=True)
+        expose(model, self._few.program.planned, any_shape=True)
+        return SessionGroup(model, (0,), (self._few.program,), takes_any_shape=True)
+
+    def _without_idle(self, plan: Plan, program: Program) -> "_Few":
+        """The program of small sizes."""
+        dropped = {str(v.name) for node in plan.model.graph if node.name in self._idle for v in node.outputs}
+        places = frozenset(place for place, tensor in enumerate(program.planned) if tensor.name in dropped)
+        order = tuple(name for name in program.order if name not in self._idle)
+        planned = tuple(tensor for tensor in program.planned if tensor.name not in dropped)
+        return _Few(replace(self.base, order=order, planned=planned), places)
+
+    def session_of(self, program: Program) -> int:
+        """The number of the session that runs a program: of small sizes the second."""
+        return int(self._few is not None and program.order is self._few.program.order)
 
     def largest(self) -> Program:
         """The program at the largest sizes, with the shapes of all inputs."""
@@ -309,7 +339,12 @@ class RangedProgram:
             else one
             for one in self._inputs
         )
-        return self._program(inputs=inputs, planned=tuple(tensors), output_shapes=results)
+        made = self._program(inputs=inputs, planned=tuple(tensors), output_shapes=results)
+        few = self._few
+        if few is None or not all(0 in (distinct[of_value[place]] or ()) for place in few.dropped):
+            return made
+        kept = tuple(one for place, one in enumerate(tensors) if place not in few.dropped)
+        return replace(made, order=few.program.order, planned=kept)
 
     def moved_down(self, own: Mapping[int, int], changed: Iterable[int] | None = None) -> Mapping[int, int]:
         """The plan's offsets, each as low as those that it lies on allow at these sizes, rounded up.
@@ -366,6 +401,14 @@ class RangedProgram:
         offsets = {value: layout.offsets[number] + byte for value, (number, byte) in pairs if number >= 0}
         verify(graph, offsets, self.base.arena_bytes, self._alignment)
         return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """What runs at small sizes: the program, and the places of the planned values that have no elements then."""
+
+    program: Program
+    dropped: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import memonger
+from memonger.graph import ranged
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import verify
 from memonger.ir.values import nbytes
+from memonger.runtime import ranged as runtime_ranged
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import shapes_at
 from memonger.shapes.sizes import Sizes
@@ -70,9 +72,10 @@ def at_size(plan: memonger.Plan, **sizes: int) -> memonger.Plan:
     range_=st.sampled_from([(1, 4), (1, 7), (2, 8, 2), (3, 5)]),
     chunks=st.integers(2, 5),
     poisoned=st.integers(1, 5),
+    share=st.sampled_from([-1.0, 1e9]),
 )
 def test_each_size_gives_the_bits_of_stock_and_passes_the_checker(
-    steps: list[int], barrier: int | None, side: int, range_: tuple[int, ...], chunks: int, poisoned: int
+    steps: list[int], barrier: int | None, side: int, range_: tuple[int, ...], chunks: int, poisoned: int, share: float
 ) -> None:
     assume(chunks <= range_[1])
     model = _graph(steps, barrier, side)
@@ -83,9 +86,11 @@ def test_each_size_gives_the_bits_of_stock_and_passes_the_checker(
         if "nothing can run in chunks along that axis" not in str(error):
             raise
         return
-    session, stock = memonger.Session(plan), networks.stock(model)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ranged, "SHARE", share)
+        session, stock = memonger.Session(plan), networks.stock(model)
     assert plan.arena_bytes <= memonger.search_plan(model, chunks="off", **options).total_bytes
-    for n in range(range_[0], range_[1] + 1, *range_[2:]):
+    for n in [*range(range_[0], range_[1] + 1, *range_[2:]), range_[0]]:
         feeds = {"x": normal(n, n, 3, side, side)}
         expected = networks.run_stock(stock, feeds)
         session.arena.fill(0xFF)
@@ -99,7 +104,7 @@ def test_each_size_gives_the_bits_of_stock_and_passes_the_checker(
 def test_a_range_of_batches_takes_what_its_largest_takes(tmp_path: Path) -> None:
     """Without being asked for; from a file, too."""
     model = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,32,32] x) => (float[n,96,1,1] y)
+        """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,24,24] x) => (float[n,96,1,1] y)
         { a = Conv<pads=[1,1,1,1]>(x, k) b = Relu(a) y = GlobalAveragePool(b) }"""
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, 96, 3, 3, 3) / 4, "k"))
@@ -111,7 +116,7 @@ def test_a_range_of_batches_takes_what_its_largest_takes(tmp_path: Path) -> None
     plan.save(tmp_path / "planned.onnx")
     session, stock = memonger.Session(tmp_path / "planned.onnx"), networks.stock(model)
     for n in (16, 1, 7):
-        feeds = {"x": normal(n, n, 3, 32, 32)}
+        feeds = {"x": normal(n, n, 3, 24, 24)}
         assert networks.same_bits(session.run(feeds), networks.run_stock(stock, feeds))
 
 
@@ -134,3 +139,24 @@ def test_what_cannot_be_cut_at_each_size_is_named(body: str, message: str) -> No
     )
     with pytest.raises(memonger.PlanError, match=message):
         memonger.search_plan(model, mode="inference", device="cpu", dims={"n": (2, 4), "m": (2, 4)}, chunks=f"{axis}:2")
+
+
+def test_small_sizes_run_without_the_nodes_of_empty_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a session of their own, where those nodes would take a part of the time that counts."""
+    plan = memonger.search_plan(
+        _graph([0, 1, 6, 0], None, 8), mode="inference", dims={"n": (1, 16)}, device="cpu", chunks=16
+    )
+    feeds = {"x": normal(0, 16, 3, 8, 8)}
+    whole = memonger.Session(plan, check_order=False)
+    assert [len(engine.programs[0].order) for engine in whole.engines] == [129, 17]
+    monkeypatch.setattr(ranged, "SHARE", 1e9)
+    monkeypatch.setattr(runtime_ranged, "KEPT", 2)
+    monkeypatch.setattr(runtime_ranged, "KEPT_VALUES", 0)
+    one = memonger.Session(plan)
+    assert len(one.engines) == 1
+    monkeypatch.setattr(ranged, "SHARE", -1.0)
+    few = memonger.Session(plan)
+    for n in (16, 1, 2, 3, 16, 2, 1):
+        given = {"x": feeds["x"][:n]}
+        few.arena.fill(0xFF)
+        assert networks.same_bits(few.run(given), one.run(given))
