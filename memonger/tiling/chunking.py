@@ -307,7 +307,9 @@ class ChunkSearch:
             checked = way.seen(self._check) if isinstance(way, RowTiles) else way.seen(self._check, self._of_axis(way))
             if not checked.different or self.options.allow_rounding:
                 way = _with_checked(way, checked)
-                return _over_ranges(self.job, way) if self.job.ranges else way
+                way = _over_ranges(self.job, way) if self.job.ranges else way
+                is_worth = self.options.axis_and_chunks is not None or way.total < self.job.plain.total_bytes
+                return way if is_worth or not self.job.ranges else None
             if isinstance(way, RowTiles):
                 self._refused_rows |= {name: way.slices_of(name) for name in checked.different}
             else:
@@ -432,13 +434,11 @@ def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[
     return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
-def _over_ranges(job: ToSlice, way: Way) -> Way | None:
-    """The same laid out for all sizes of the ranges; None where it then takes no less than the model as it is."""
+def _over_ranges(job: ToSlice, way: Way) -> Way:
+    """The same laid out for all sizes of the ranges."""
     request = dataclasses.replace(job.request, budget=None)
     asked = asked_of(way.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
-    solution = decide(asked, "none", "file")
-    made = dataclasses.replace(way, request=asked, solution=solution)
-    return made if made.total < job.plain.total_bytes else None
+    return dataclasses.replace(way, request=asked, solution=decide(asked, "none", "file"))
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
