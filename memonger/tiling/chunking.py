@@ -28,7 +28,7 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
-from memonger.graph.session_memory import PACKED, bytes_of, session_bytes, shares_sessions
+from memonger.graph.session_memory import PACKED, bytes_of, packed_bytes, session_bytes, shares_sessions
 from memonger.ir import training_roles
 from memonger.ir.extract import is_fed
 from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, own_node
@@ -358,6 +358,9 @@ class ChunkSearch:
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
         model, refused = self.job.lowered.model, dict(self._refused)
+        if self.job.ranges:  # whose slices have no sessions to share
+            large = (str(node.name) for node in model.graph if packed_bytes(node) > PACKED)
+            refused |= dict.fromkeys(large, "would pack its weights again for each slice")
         axes = axes_of(model, seeds, refused)
         while self.job.ranges:
             uneven = uneven_nodes(model, axes, seeds, self._shapes, EXACT)
