@@ -44,8 +44,10 @@ from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, st
 from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.rewritten import MOST_NODES, WORTH, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowLadder, RowTiles, asked_for
+from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
 from memonger.units import MiB
 from memonger.words import option
@@ -55,9 +57,6 @@ STEPS = 4
 
 SMALL = 2 * MiB
 """Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
-
-WORTH = 0.95
-"""Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
@@ -82,18 +81,16 @@ class Chunking(InSlices):
         each_node: Seconds that a copy of a node takes however little it does.
         each_run: Seconds that a run of a chunk takes beside its nodes.
         axis: The model as it was, ordered for the axis that it is cut along.
-        outer: Chunks of which these are chunks; None where they are the model's own.
     """
 
     bands: tuple[Band, ...]
     each_node: float
     each_run: float
     axis: "_AxisGraph"
-    outer: "Chunking | None" = None
 
     def described(self) -> tuple[ChunkedBand, ...]:
         """What runs in chunks, for the plan."""
-        outer = () if self.outer is None else self.outer.described()
+        outer = InSlices.described(self)
         before, after = self.axis.graph, self.solution.graph
         trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
@@ -123,7 +120,7 @@ class Chunking(InSlices):
             chunk = chunk_of(node)
             if chunk is not None:
                 copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-        seen, model = SeenAlone() if self.outer is None else self.outer.seen(check), self.axis.lowered.model
+        seen, model = InSlices.seen(self, check), self.axis.lowered.model
         for node, how in zip(model.graph, self.axis.axes.nodes, strict=True):
             if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
                 continue
@@ -263,12 +260,10 @@ class ChunkSearch:
             checked = way.seen(self._check)
             if not checked.different or self.options.allow_rounding:
                 return _with_checked(way, checked)
-            if isinstance(way, RowTiles):
-                self._refused_rows |= {name: way.slices_of(name) for name in checked.different}
-            else:
-                self._refused |= dict.fromkeys(
-                    checked.different, "gives other last bits on slices than on whole values"
-                )
+            rows = way.slices_of(checked.different) if isinstance(way, RowTiles) else {}
+            self._refused_rows |= rows
+            others = (name for name in checked.different if name not in rows)
+            self._refused |= dict.fromkeys(others, "gives other last bits on slices than on whole values")
         return None
 
     def _ladders(self) -> list["Ladder"]:
@@ -281,7 +276,9 @@ class ChunkSearch:
     def _made(self) -> list["Ladder"]:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
-            return [asked_for(self.job, asked[1], self._refused_rows)]
+            batch = [self._ladder(axis, []) for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
+            jobs = [job for one in batch for job in self._of_elements(one, in_slices(one.axis, one.axis.axes.size))]
+            return [asked_for(jobs[0] if jobs else self.job, asked[1], self._refused_rows)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [self._ladder(axis, [in_slices(axis, asked[1])])]
@@ -295,7 +292,9 @@ class ChunkSearch:
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(along[0], *axes)
         if self.job.training is None:
-            ladders.append(RowLadder(self.job, self._refused_rows, 0, self._most, self.most_copies))
+            batch = [one for one in along if one.axis.number == 0 and one.bands]
+            jobs = [self.job, *(job for one in batch for job in self._of_elements(one, one.bands[0]))]
+            ladders += [RowLadder(job, self._refused_rows, 0, self._most, self.most_copies) for job in jobs]
         return ladders
 
     def _of_inputs(self) -> list["_AxisGraph"]:
@@ -309,7 +308,13 @@ class ChunkSearch:
     def _ladder(self, axis: "_AxisGraph", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
         """Ways along an axis; what was written for another ladder of it is there."""
         written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
-        return _Ladder(self.job, axis, ways, None, written)
+        return _Ladder(self.job, axis, ways, written)
+
+    def _of_elements(self, batch: "_Ladder", bands: tuple[Band, ...]) -> list[ToSlice]:
+        """The model in chunks of the batch whose images are to run in rows; none where nothing reads images."""
+        cuts_rows = any(isinstance(rule, RowRule) for rule in row_rules(self.job.lowered.model))
+        is_slow = _estimated(self.job, batch.axis, bands) > self._most
+        return [self.job.again(batch.written(bands))] if cuts_rows and not is_slow else []
 
     def _rows_of_elements(self, ways: "_Ladder", batch: "_AxisGraph", rows: "_AxisGraph") -> list["_Ladder"]:
         """Each element of the batch by itself, and of that the rows in chunks."""
@@ -325,10 +330,10 @@ class ChunkSearch:
         if not seeds:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
-        job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
+        job = self.job.again(outer)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
         written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
-        return [_Ladder(job, axis, ways_of(job, axis, self._most, self.most_copies), outer, written)]
+        return [_Ladder(job, axis, ways_of(job, axis, self._most, self.most_copies), written)]
 
 
 def _with_checked(way: Way, checked: SeenAlone) -> Way:
@@ -408,35 +413,34 @@ class _Ladder(Sequence[Chunking]):
     """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
 
     def __init__(
-        self, job: ToSlice, axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
-        written: "dict[Stages, Chunking]",
-    ) -> None:  # fmt: skip
-        self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
+        self, job: ToSlice, axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], written: "dict[Stages, Chunking]"
+    ) -> None:
+        self._job, self.axis, self.bands, self._written = job, axis, bands, written
 
     def __len__(self) -> int:
-        return len(self._bands)
+        return len(self.bands)
 
     def bound(self, index: int) -> int:
         """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
-        return _alive_whole(self._axis, self._bands[index])
+        return _alive_whole(self.axis, self.bands[index])
 
     def least(self, index: int) -> int:
         """About what the way takes at least, sessions included: it isn't written for that."""
-        return _at_least(self._job, self._axis, self._bands[index])
+        return _at_least(self._job, self.axis, self.bands[index])
 
     def estimated(self, index: int) -> float:
         """About how many seconds longer the way takes, but for what cuts and joins; nor for that."""
-        return _estimated(self._job, self._axis, self._bands[index])
+        return _estimated(self._job, self.axis, self.bands[index])
 
     def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
-        return self.written(self._bands[index])
+        return self.written(self.bands[index])
 
     def written(self, bands: tuple[Band, ...]) -> Chunking:
         """The way with these bands of the ladder's axis."""
         stages = tuple(band.stages for band in bands)
         if stages not in self._written:
-            way = _tried(self._job, self._axis, bands)
-            self._written[stages] = way if self._outer is None else _within(self._outer, way)
+            way = _tried(self._job, self.axis, bands)
+            self._written[stages] = way.within(self._job.outer)
         return self._written[stages]
 
 
@@ -446,12 +450,6 @@ Ladder = _Ladder | RowLadder
 def _has(value: ir.Value, axis: int, size: int) -> bool:
     shape = static_shape(value) or ()
     return len(shape) > axis and shape[axis] == size
-
-
-def _within(outer: Chunking, way: Chunking) -> Chunking:
-    """Chunks of a model in chunks, as a way of the model itself."""
-    extra, constants = outer.extra + way.extra, outer.constants + way.constants
-    return dataclasses.replace(way, extra=extra, constants=constants, outer=outer)
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:

@@ -10,7 +10,7 @@ before.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
-from memonger.ir.marks import STRIP, before_chunks
+from memonger.ir.marks import STRIP, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
@@ -29,7 +29,7 @@ from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.rewritten import MOST_NODES, WORTH, InSlices, ToSlice, asked_of, near_bytes, shared
 from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
 from memonger.tiling.row_tiles import (
     RowBand,
@@ -114,11 +114,11 @@ class RowTiles(InSlices):
                     seconds=more * launch_seconds(self.job.cores),
                 )
             )  # fmt: skip
-        return tuple(records)
+        return (*InSlices.described(self), *records)
 
     def seen(self, check: SliceCheck) -> SeenAlone:
         """What was seen of its nodes whole and on slices."""
-        model, seen = self.job.lowered.model, SeenAlone()
+        model, seen = self.job.lowered.model, InSlices.seen(self, check)
         nodes, rules = list(model.graph), row_rules(model)
         blocked, block = blocked_values(nodes), _block(nodes)
         copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
@@ -154,10 +154,11 @@ class RowTiles(InSlices):
                     seen.workspace.update({str(each.node.name): result.workspace[each.length] for each in own})
         return seen
 
-    def slices_of(self, name: str) -> int:
-        """In how many slices a node runs."""
-        step = self.job.plain.graph.nodes.index(name)
-        return next(band.slices for band in self.bands if band.begin <= step < band.end)
+    def slices_of(self, names: Iterable[str]) -> dict[str, int]:
+        """In how many slices of rows those of these nodes run that do."""
+        steps = {name: step for step, name in enumerate(self.job.plain.graph.nodes)}
+        places = {name: steps[name] for name in names if name in steps}
+        return {n: band.slices for n, at in places.items() for band in self.bands if band.begin <= at < band.end}
 
 
 _BY_PLACE = frozenset(("Resize", "Upsample"))
@@ -215,6 +216,13 @@ class _Part:
     nodes: int = 0
     packed: int = 0
 
+    def moved(self, steps: int) -> "_Part":
+        """The same so many steps later."""
+        band = self.band
+        if band is None or not steps:
+            return self
+        return dataclasses.replace(self, band=RowBand(band.begin + steps, band.end + steps, band.slices))
+
     @property
     def shares(self) -> bool:
         """Whether slices of one form are to share a session."""
@@ -250,7 +258,7 @@ class RowLadder(Sequence[RowTiles]):
 
     def __post_init__(self) -> None:
         self.job = _in_long_stretches(self.job)
-        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most, self.most_copies)
+        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most - self._before, self.most_copies)
 
     def __len__(self) -> int:
         return len(self._ways)
@@ -267,13 +275,17 @@ class RowLadder(Sequence[RowTiles]):
 
     def estimated(self, index: int) -> float:
         """About how many seconds longer the way takes, none where caches save some; nor for that."""
-        return max(0.0, math.fsum(part.seconds for part in self._ways[index]))
+        return self._before + max(0.0, math.fsum(part.seconds for part in self._ways[index]))
+
+    @property
+    def _before(self) -> float:
+        return 0.0 if self.job.outer is None else self.job.outer.extra
 
     def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
         if index not in self._written:
-            bands = [part.band for part in self._ways[index] if part.band is not None]
+            bands = sorted((p.band for p in self._ways[index] if p.band is not None), key=lambda band: band.begin)
             packed = sum(part.packed for part in self._ways[index] if not part.shares)
-            self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
+            self._written[index] = tiled(self.job, bands, self.estimated(index) - self._before, packed)
         return self._written[index]
 
 
@@ -283,10 +295,26 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
+    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model), list[int]()
+    for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
+        order += _in_long_stretch(list(steps), nodes, rules)
+    if order == list(range(len(order))):
+        return job
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
+    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
+    return dataclasses.replace(job, lowered=lowered, plain=plain)
+
+
+def _in_long_stretch(
+    steps: Sequence[int], nodes: Sequence[ir.Node], rules: Sequence[RowRule | Refusal | None]
+) -> list[int]:
+    """An order of steps, which run one after the other."""
     before, own, behind = list[int](), list[int](), list[int]()
-    order, there, nodes = list[int](), set[ir.Node](), list(job.lowered.model.graph)
-    for step, (node, rule) in enumerate(zip(nodes, row_rules(job.lowered.model), strict=True)):
-        if isinstance(rule, RowRule):
+    order, there = list[int](), set[ir.Node]()
+    for step in steps:
+        node = nodes[step]
+        if isinstance(rules[step], RowRule):
             if behind:
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
@@ -301,13 +329,7 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
             there.add(node)
         else:
             before.append(step)
-    order += [*before, *own, *behind]
-    if order == list(range(len(order))):
-        return job
-    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
-    schedule_model(model, order, graph)
-    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
-    return dataclasses.replace(job, lowered=lowered, plain=plain)
+    return [*order, *before, *own, *behind]
 
 
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
@@ -324,10 +346,11 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
     asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
     solution = decide(asked, "none", "file", EFFORT)
-    return RowTiles(
+    way = RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
         sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
     )  # fmt: skip
+    return way.within(job.outer)
 
 
 class _Search:
@@ -345,20 +368,28 @@ class _Search:
 
     def ways(self, most: float, most_copies: int) -> list[list[_Part]]:
         """For ever larger arenas the parts of the model, those that run as they are among them."""
-        stretches = [self._parts(begin, end) for begin, end in self._stretches()]
-        if not stretches:
+        alike = dict[object, list[tuple[int, int]]]()
+        for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
+            chunk = chunk_of(self.nodes[begin])
+            name = (begin, end) if chunk is None else tuple(before_chunks(node) for node in self.nodes[begin:end])
+            alike.setdefault((name, chunk and chunk.end - chunk.begin), []).append((begin, end))
+        if not alike:
             return []
         whole = self._outside()
+        if self.job.outer is not None and whole > WORTH * self.job.plain.total_bytes:
+            return []
+        stretches = [(self._parts(*at[-1]), [begin - at[-1][0] for begin, _ in at]) for at in alike.values()]
         if self.asked:
-            arenas = [max([whole, *(_bottleneck(parts) for parts in stretches)])]
+            arenas = [max([whole, *(_bottleneck(parts) for parts, _ in stretches)])]
         else:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
         found: dict[tuple[RowBand, ...], list[_Part]] = {}
         for arena, price in itertools.product(arenas, PRICES):
-            parts = [p for one in stretches for p in _cheapest(one, max(arena, _bottleneck(one)), price)]
+            chosen = [(_cheapest(one, max(arena, _bottleneck(one)), price), moves) for one, moves in stretches]
+            parts = [part.moved(steps) for own, moves in chosen for steps in moves for part in own]
             parts.append(_Part(None, whole))
-            bands = tuple(part.band for part in parts if part.band is not None)
+            bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
             if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
                 found.setdefault(bands, parts)
@@ -366,10 +397,10 @@ class _Search:
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
         """Steps one after the other of which none needs an image whole."""
-        steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
-        for is_refused, group in steps:
+        whole = [isinstance(rule, Refusal) for rule in self.rules]
+        for (is_whole, _), group in itertools.groupby(range(len(whole)), lambda s: (whole[s], chunk_of(self.nodes[s]))):
             own = list(group)
-            if not is_refused and any(isinstance(self.rules[step], RowRule) for step in own):
+            if not is_whole and any(isinstance(self.rules[step], RowRule) for step in own):
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, chunk_of
 from memonger.ir.values import static_shape
 from memonger.plan_file import ROWS
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
@@ -172,7 +172,8 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
     blocked, start, gone = blocked_values(nodes), 0, list[ir.Node]()
-    for number, band in enumerate(bands):
+    first = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1)
+    for number, band in enumerate(bands, first):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
         tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
