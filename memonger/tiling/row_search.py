@@ -30,17 +30,19 @@ from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import MOST_NODES, WORTH, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
+from memonger.tiling.row_rules import BLOCKED, RowRule, row_bytes, rows_axis
 from memonger.tiling.row_tiles import (
     RowBand,
     RowSlice,
+    axes_of_rows,
     blocked_values,
     bounds,
     exits_of,
-    height_of,
     in_row_tiles,
+    needs_own,
     row_rules,
     row_slices,
+    rows_in,
     slice_rows,
 )
 from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
@@ -123,12 +125,13 @@ class RowTiles(InSlices):
         blocked, block = blocked_values(nodes), _block(nodes)
         copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
 
-        def elements(value: ir.Value | None, rows: tuple[int, int]) -> Elements:
-            return Elements(ROWS, *rows, block if value in blocked else 1)
+        def elements(value: ir.Value, rows: tuple[int, int]) -> Elements:
+            return Elements(axes[value], *rows, block if value in blocked else 1)
 
         for band in self.bands:
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
             tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
+            axes = axes_of_rows(tiled_here)
             alike = dict[ir.Node, list[CheckedCopy]]()
             for one in row_slices(tiled_here, bounds(tiled_here, band.rows)):
                 for node, copy in one.tiles:
@@ -141,7 +144,7 @@ class RowTiles(InSlices):
                     alike.setdefault(node, []).append(CheckedCopy(
                         copies[str(node.name), *copy.rows],
                         length,
-                        {index: elements(node.inputs[index], rows) for index, rows in copy.inputs.items()},
+                        {i: elements(v, rows) for i, rows in copy.inputs.items() if (v := node.inputs[i]) is not None},
                         {index: elements(value, copy.rows) for index, value in outputs.items()},
                         {index: elements(value, given) for index, value in outputs.items()},
                     ))  # fmt: skip
@@ -221,7 +224,7 @@ class _Part:
         band = self.band
         if band is None or not steps:
             return self
-        return dataclasses.replace(self, band=RowBand(band.begin + steps, band.end + steps, band.slices))
+        return dataclasses.replace(self, band=dataclasses.replace(band, begin=band.begin + steps, end=band.end + steps))
 
     @property
     def shares(self) -> bool:
@@ -319,7 +322,8 @@ def _in_long_stretch(
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
                 unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
-                waits = [other for other in unread if read.issuperset(v for v in nodes[other].inputs if is_image(v))]
+                images = {other: [v for v in nodes[other].inputs if rows_axis(v) is not None] for other in unread}
+                waits = [other for other, values in images.items() if read.issuperset(values)]
                 order += [*before, *(other for other in own if other not in waits)]
                 before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
             own.append(step)
@@ -335,7 +339,8 @@ def _in_long_stretch(
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
     """One way, laid out in the order in which it is written, with so many more seconds and bytes of packed weights."""
     model = job.lowered.model
-    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph if is_image(node.outputs[0])}
+    rules = zip(model.graph, row_rules(model), strict=True)
+    heights = {str(node.name): rule.height for node, rule in rules if isinstance(rule, RowRule)}
 
     def part_of(node: ir.Node) -> tuple[str, float]:
         if not _is_tile(node):
@@ -359,6 +364,8 @@ class _Search:
     def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
         self.job, self.refused, self.asked = job, refused, asked
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+        rules = zip(self.nodes, self.rules, strict=True)
+        self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
         graph = job.plain.graph
         storage = assign_storage(graph)
         self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
@@ -433,10 +440,9 @@ class _Search:
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
-        whole = (node.inputs[index] for node, rule in own.items() for index in rule.whole)
-        if any(value is not None and value.producer() in own for value in whole):
+        if needs_own(own):
             return ways
-        rows = min(map(height_of, exits), default=0)
+        rows = min((rows_in(value, own) for value in exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
@@ -499,10 +505,9 @@ class _Search:
     def _steps(self) -> dict[ir.Node, int]:
         return {node: step for step, node in enumerate(self.nodes)}
 
-    @staticmethod
-    def _row(value: ir.Value, known: dict[ir.Value, int]) -> int:
+    def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:
         if value not in known:
-            known[value] = row_bytes(value)
+            known[value] = row_bytes(value, self.axes[value])
         return known[value]
 
     def _walked(self, one: RowSlice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
@@ -590,9 +595,8 @@ def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder
     ladder = RowLadder(job, refused, count)
     if len(ladder):
         return ladder
-    nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
-    tiles = (node for node, rule in zip(nodes, rules, strict=True) if isinstance(rule, RowRule))
-    heights = [height_of(value) for node in tiles for value in node.outputs]
+    rules = row_rules(job.lowered.model)
+    heights = [rule.height for rule in rules if isinstance(rule, RowRule)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
     elif count > max(heights):
