@@ -278,7 +278,7 @@ class ChunkSearch:
         if asked is not None and asked[0] == ROWS:
             batch = [self._ladder(axis, []) for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
             jobs = [job for one in batch for job in self._of_elements(one, in_slices(one.axis, one.axis.axes.size))]
-            return [asked_for(jobs[0] if jobs else self.job, asked[1], self._refused_rows)]
+            return [asked_for([*jobs, self.job], asked[1], self._refused_rows)]
         if asked is not None:
             axis = _axis_asked_for(self.job, asked[0], self._refused)
             return [self._ladder(axis, [in_slices(axis, asked[1])])]

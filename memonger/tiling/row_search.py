@@ -586,16 +586,17 @@ def _path(
     return total, path
 
 
-def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder:
-    """The way with bands of so many slices that needs the least memory.
+def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> RowLadder:
+    """The way with bands of so many slices that needs the least memory, of the first of these models that has one.
 
     Raises:
         PlanError: there is none.
     """
-    ladder = RowLadder(job, refused, count)
-    if len(ladder):
+    ladders = (RowLadder(job, refused, count) for job in jobs)
+    ladder = next((one for one in ladders if len(one)), None)
+    if ladder is not None:
         return ladder
-    rules = row_rules(job.lowered.model)
+    rules = row_rules(jobs[-1].lowered.model)
     heights = [rule.height for rule in rules if isinstance(rule, RowRule)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")

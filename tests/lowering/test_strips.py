@@ -24,7 +24,7 @@ from memonger.tiling.row_search import RowTiles
 from memonger.tiling.row_tiles import RowBand, exits_of, in_row_tiles, needs_own, row_rules, rows_in
 from memonger.tiling.slice_check import SeenAlone
 from tests.support import networks
-from tests.support.image_networks import KINDS, Choose, ImageNetwork
+from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal, parse
 
@@ -86,12 +86,24 @@ def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) 
         _in_strips(data, chain)
 
 
-def _unet() -> onnx.ModelProto:
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(st.data())
+def test_plans_of_random_networks_in_strips_give_stocks_bits(data: st.DataObject) -> None:
+    """`python -m benchmarks.trust.strips` tries 2,000."""
+    network = ImageNetwork(_choices(data), data.draw(st.integers(30, 50)), data.draw(st.sampled_from([1, 2])))
+    for _ in range(data.draw(st.integers(3, 9))):
+        network.grow()
+    for device in ("cpu", "none") if network.nodes else ():
+        verdict, said = judge(network, data.draw(st.integers(2, 6)), device)
+        assert verdict not in ("differs", "dies early"), said
+
+
+def _unet(batch: int = 1) -> onnx.ModelProto:
     """Two levels, whose larger one is read again at the end: the peak is in the last nodes."""
-    text = """g (float[1, 3, 96, 32] x) => (float[1, 2, 96, 32] y) {
+    text = f"""g (float[{batch}, 3, 96, 32] x) => (float[{batch}, 2, 96, 32] y) {{
         a = Conv <pads = [1, 1, 1, 1]> (x, w0) ra = Relu (a) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (ra)
         b = Conv <pads = [1, 1, 1, 1]> (p, w1) rb = Relu (b) u = ConvTranspose <strides = [2, 2]> (rb, w2)
-        j = Concat <axis = 1> (ra, u) c = Conv <pads = [1, 1, 1, 1]> (j, w3) rc = Relu (c) y = Conv (rc, w4) }"""
+        j = Concat <axis = 1> (ra, u) c = Conv <pads = [1, 1, 1, 1]> (j, w3) rc = Relu (c) y = Conv (rc, w4) }}"""
     model = parse(text, opset=20, ir_version=10)
     shapes = ((16, 3, 3, 3), (32, 16, 3, 3), (32, 16, 2, 2), (16, 32, 3, 3), (2, 16, 1, 1))
     for number, shape in enumerate(shapes):
@@ -117,6 +129,22 @@ def test_a_plan_in_strips_is_stocks_to_the_bit_in_less_memory(device: str) -> No
     )
     assert networks.same_bits(memonger.Session(made).run(feeds), expected)
     if device == "cpu":  # else sessions of single nodes optimize them
+        assert networks.same_bits(run_poisoned(made, feeds), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_of_a_batch_each_image_runs_in_strips_by_itself(device: str) -> None:
+    """Four images take what one does, that one itself, and all results."""
+    made, one = _plan(_unet(4), device, chunks="strips:6"), _plan(_unet(), device, chunks="strips:6")
+    image, results = 3 * 96 * 32 * 4, 4 * 2 * 96 * 32 * 4
+    assert made.arena_bytes < one.arena_bytes + image + results + 4096
+    assert [(band.axis, band.slices) for band in made.chunks] == [(0, (4,)), *[(2, (6,))] * 4]
+    feeds = {"x": normal(7, 4, 3, 96, 32)}
+    expected = networks.run_stock(
+        networks.stock(_unet(4), "ORT_DISABLE_ALL" if device == "none" else "ORT_ENABLE_ALL"), feeds
+    )
+    assert networks.same_bits(memonger.Session(made).run(feeds), expected)
+    if device == "cpu":
         assert networks.same_bits(run_poisoned(made, feeds), expected)
 
 

@@ -323,6 +323,7 @@ def judge(network: ImageNetwork, strips: int, device: str) -> tuple[str, str]:
             return "stock differs", "the plan without strips gives other bits than stock onnxruntime, too"
         most = max(float(np.abs(ours[k] - expected[k]).max()) for k in expected)
         return "differs", f"by up to {most}"
-    if device == "cpu" and not networks.same_bits(run_poisoned(plan, feeds), ours):
+    poisoned = run_poisoned(plan, feeds) if device == "cpu" else ours  # whose values lie at other addresses
+    if not all(np.allclose(poisoned[name], ours[name], 1e-3, 1e-3) for name in ours):
         return "dies early", "a value that is still needed is written over"
     return "same", f"{sum(band.runs for band in plan.chunks)} nodes"
