@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -392,9 +392,13 @@ class _Search:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
         found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        rooms = [(_bottleneck(one), max(p.bytes for own in one.values() for p in own)) for one, _ in stretches]
+        cheapest = cache(lambda place, room, price: _cheapest(stretches[place][0], room, price))
         for arena, price in itertools.product(arenas, PRICES):
-            chosen = [(_cheapest(one, max(arena, _bottleneck(one)), price), moves) for one, moves in stretches]
-            parts = [part.moved(steps) for own, moves in chosen for steps in moves for part in own]
+            chosen = (cheapest(at, min(max(arena, low), high), price) for at, (low, high) in enumerate(rooms))
+            parts = [
+                p.moved(by) for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
+            ]
             parts.append(_Part(None, whole))
             bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
@@ -467,14 +471,21 @@ class _Search:
 
         A result isn't written over what the band reads, of which later slices read more.
         """
-        graph, whole = self.job.plain.graph, set[tuple[int, bool]]()
-        for value, number in enumerate(self.of_value):
-            made, last = graph.producer[value], self.last[value]
-            if number >= 0 and made < begin <= last:
-                whole.add((number, False))
-            elif number >= 0 and begin <= made < end and (last >= end or value in self.results):
-                whole.add((number, True))
-        return float(sum(self.buffers[number].size for number, _ in whole))
+        made, last, number, is_result, sizes = self._lives
+        before = number[(made < begin) & (last >= begin)]
+        given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
+        return float(sizes[np.unique(before)].sum() + sizes[np.unique(given)].sum())
+
+    @cached_property
+    def _lives(self) -> tuple[np.ndarray, ...]:
+        """Of all values that have a buffer the step that makes it, that of its last reader, the buffer, and whether it
+        is a result; and bytes of all buffers."""
+        values = [value for value, number in enumerate(self.of_value) if number >= 0]
+        made = np.array([self.job.plain.graph.producer[value] for value in values], int)
+        last = np.array([self.last[value] for value in values], int)
+        number = np.array([self.of_value[value] for value in values], int)
+        is_result = np.array([value in self.results for value in values], bool)
+        return made, last, number, is_result, np.array([buffer.size for buffer in self.buffers], float)
 
     def _slice(self, nodes: Mapping[ir.Node, RowRule], band: RowBand) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
@@ -605,5 +616,8 @@ def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -
     elif refused:
         why = f"node '{next(iter(refused))}' gives other last bits in strips than of whole images"
     else:
+        graph = jobs[-1].plain.graph
+        worst = rules[int(live_bytes(assign_storage(graph).buffers, len(graph.nodes)).argmax())]
         why = "it would save nothing, or the results of what could have fewer rows"
+        why += f"; and where most bytes are alive {worst}" if isinstance(worst, Refusal) else ""
     raise PlanError(f"the model can't run in {count} strips: {why}.")

@@ -48,13 +48,13 @@ class ImageNetwork:
         self.constants[name] = normal(len(self.constants), *dims)
         return name
 
-    def constant(self, numbers: Sequence[float], kind: Any = np.int64) -> str:
+    def constant(self, numbers: Sequence[float] | float, kind: Any = np.int64) -> str:
         """A constant of these numbers."""
         name = f"n{len(self.constants)}"
         self.constants[name] = np.array(numbers, kind)
         return name
 
-    def emit(self, op: str, *inputs: str, **attributes: object) -> str:
+    def emit(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Append a node, if onnx takes it and something is left of the image; what it gives, or else nothing."""
         name = f"v{len(self.nodes)}"
         if any(each not in self.infos and each not in self.constants for each in filter(None, inputs)):
@@ -255,7 +255,7 @@ class ImageNetwork:
 
     def _others(self, x: str) -> str:
         alike = [name for name in self.images if self.dims(name)[2:] == self.dims(x)[2:]]
-        return self.choose(alike)
+        return str(self.choose(alike))
 
     def _concat(self, x: str, _: int) -> str:
         return self.emit("Concat", x, self._others(x), axis=1)
