@@ -413,11 +413,19 @@ def _joined(cut: Cut) -> RowRule:
     return RowRule(rows, ends[-1], {0: cut.axis}, cut.axes)
 
 
-@_rule("LRN com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput")
-def _rows_alone(cut: Cut) -> Rows:
-    if cut.integer("channels_last", 0):
-        cut.refuse("has its channels last")
-    return lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)})
+@_rule("LRN com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput", axis=None)
+def _rows_alone(cut: Cut) -> RowRule:
+    """Each row as it is; what has its channels last has its rows before its columns."""
+    last, is_output = cut.integer("channels_last", 0), cut.node.op_type == "ReorderOutput"
+    axis, given = (1 if last and not is_output else ROWS), (1 if last and is_output else ROWS)
+    if cut.axes != {0: axis}:
+        cut.refuse(f"works on axis {axis}, and its image's rows are axis {cut.axis}")
+    return RowRule(
+        lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)}),
+        cut.out()[given],
+        {0: given},
+        cut.axes,
+    )
 
 
 def _row_by_row(cut: Cut, in_order: bool) -> RowRule:
