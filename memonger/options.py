@@ -46,7 +46,7 @@ class Options:
         batch: Size of the inputs' open first dimension; see `memonger.load`.
         dims: Sizes of open dimensions by name; see `memonger.load`. ``(1, 16)`` is a range, ``(64, 512, 32)`` one with
             a step: the layout then holds for every size in it, and a session runs them all. For inference on the CPU,
-            or for no device; none of it runs in chunks. A text is a sum of others, as ``{"total": "past + seq"}``; a
+            or for no device. A text is a sum of others, as ``{"total": "past + seq"}``; a
             dimension whose name is such a sum needs none.
         loss: See `memonger.differentiate`; for a model that isn't a training model yet.
         optimizer: See `memonger.differentiate`.
@@ -293,9 +293,9 @@ EXCLUSIONS = (
     ),
     Exclusion(
         "a number of chunks",
-        "a range of sizes ([dims]), nor with a state ([state])",
-        lambda it: it.axis_and_chunks is not None and bool(it.ranges or it.state),
-        "slices are of one size, and of values that live in one run",
+        "a state ([state]), nor strips with a range of sizes ([dims])",
+        lambda it: it.axis_and_chunks is not None and bool(it.state or (it.ranges and it.axis_and_chunks[0] == ROWS)),
+        "slices are of values that live in one run, and strips of images of one size",
         "Leave [chunks] out",
     ),
     Exclusion(

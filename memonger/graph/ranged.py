@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from memonger.graph.graph import Graph, Pair
+from memonger.graph.graph import Alias, Graph, Pair, Part
 from memonger.ir.values import static_shape
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, points, shapes_at
@@ -56,8 +56,9 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
         graphs: Of one model, so that nodes and values have the same numbers. The first gives the costs.
         doubtful: Names of nodes whose views hold at these sizes, but perhaps not at others: they are left out.
 
-    Returns: each value with its largest size; the pairs that share bytes wherever both values have any; of what
-    persists what is written in place at each of these sizes.
+    Returns: each value with its largest size; the pairs that share bytes wherever both values have any; the parts that
+    chunks mark where they lie at one byte of their whole wherever they have any; of what persists what is written in
+    place at each of these sizes.
     """
     first = graphs[0]
     sizes = tuple(map(max, zip(*(graph.sizes for graph in graphs), strict=True)))
@@ -85,7 +86,22 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
         runtime=runtime,
         update=_of_all([graph.updates for graph in graphs]),
         append=_of_all([graph.appends for graph in graphs]),
+        subview=_windows(graphs),
     )
+
+
+def _windows(graphs: Sequence[Graph]) -> tuple[tuple[Part, ...], ...]:
+    """The marked parts of each node that lie at one byte of their whole at all sizes at which they have any bytes."""
+    result = []
+    for node, of_node in enumerate(zip(*(graph.subviews for graph in graphs), strict=True)):
+        if any(graph.optional[node] for graph in graphs):
+            result.append(())
+            continue
+        planned = (part for each in of_node for part in each if graphs[0].planned[part[1]])
+        result.append(tuple(part for part in dict.fromkeys(planned) if all(
+            part in each or not graph.planned[part[0]] for each, graph in zip(of_node, graphs, strict=True)
+        )))  # fmt: skip
+    return tuple(result)
 
 
 def _of_all(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pair, ...], ...]:
@@ -97,17 +113,18 @@ def _of_all(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pa
 
 
 def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:
-    """The graph at other sizes of some values, by number: pairs whose sizes then differ share no bytes."""
+    """The graph at other sizes of some values, by number: pairs whose sizes then differ share no bytes.
+
+    Nor does a part that then would end behind its whole.
+    """
     own = list(graph.sizes)
     for value, size in sizes.items():
         own[value] = size
 
-    same = ("view", "inplace")
-    return dataclasses.replace(
-        graph,
-        sizes=tuple(own),
-        aliases=tuple(
-            tuple(one for one in each if one.kind not in same or own[one.source] == own[one.target]) if each else each
-            for each in graph.aliases
-        ),
-    )
+    def holds(alias: Alias) -> bool:
+        if alias.kind == "subview":
+            return alias.byte + own[alias.source] <= own[alias.target]
+        return alias.kind not in ("view", "inplace") or own[alias.source] == own[alias.target]
+
+    aliases = tuple(tuple(filter(holds, each)) if each else each for each in graph.aliases)
+    return dataclasses.replace(graph, sizes=tuple(own), aliases=aliases)

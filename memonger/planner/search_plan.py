@@ -547,7 +547,7 @@ def may_run_in_chunks(job: Job) -> bool:
 
 
 def _excludes_chunks(job: Job) -> bool:
-    return bool(job.ranges or job.options.state or job.options.buckets)
+    return bool(job.options.state or job.options.buckets)
 
 
 def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
@@ -567,7 +567,8 @@ def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
         strategy = job.strategy if job.mode == "training" else "none"
         plain = job.solution or decide.decide(dataclasses.replace(request, budget=None), strategy, options.order)
         candidate = (
-            chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies) or plain
+            chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies, job.ranges)
+            or plain
         )
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)

@@ -8,7 +8,7 @@ their own in the same arena: the same nodes in the same order, at other offsets.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
+from memonger.ir.values import static_shape
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
@@ -116,6 +117,7 @@ class RangedProgram:
         self._types = tuple((name, tensor.dtype) for name, tensor in zip(names, program.planned, strict=True))
         self._offsets = dict(plan.offsets)
         self._sharing = sharing_pairs(plan.graph, plan.offsets)
+        self._windows = tuple(_windows(plan, {name: place for place, name in enumerate(names)}))
         self._of_value, self._shrunk = _shrunk(plan)
         one_of = {storage: value for value, storage in self._of_value.items()}
         self._storage = {value: storage for storage, value in one_of.items()}  # of one value of each
@@ -290,8 +292,9 @@ class RangedProgram:
             own.update([(numbers[value], -(-bits[value] * elements // 8)) for value in values])
             changed += values
         moved = [numbers[value] for value in changed] if last.fits else None
-        fits = stays_within(self._graph, self._sharing, own, moved)
-        offsets = self.moved_down(own, moved) if fits else self._laid_out(sizes, own)
+        lie_inside = all(window.holds(distinct, of_value) for window in self._windows)
+        fits = lie_inside and stays_within(self._graph, self._sharing, own, moved)
+        offsets = self.moved_down(own, moved) if fits else self._laid_out(sizes, own, lie_inside)
         tensors = list(last.planned)
         for value in changed if offsets is last.offsets else range(len(tensors)):
             tensors[value] = _tensor((*types[value], distinct[of_value[value]], offsets[numbers[value]]))
@@ -332,9 +335,17 @@ class RangedProgram:
             self._moved = self._offsets | moved
         return self._moved
 
-    def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int]) -> Mapping[int, int]:
-        """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena."""
+    def _laid_out(self, sizes: Mapping[str, int], own: Mapping[int, int], lie_inside: bool) -> Mapping[int, int]:
+        """The plan's own offsets where the checker passes them at these sizes, else new ones in its arena.
+
+        Args:
+            sizes: Of the dimensions.
+            own: Bytes of each planned value.
+            lie_inside: Whether parts lie where they do in the plan.
+        """
         graph = at_sizes(self._graph, own)
+        if not lie_inside:
+            graph = graph.with_aliases(subview=[()] * len(graph.nodes))
         try:
             verify(graph, self._offsets, self.base.arena_bytes, self._alignment)
             return self._offsets
@@ -357,13 +368,60 @@ class RangedProgram:
         return {**dict.fromkeys(own, 0), **offsets}  # empty values lie anywhere
 
 
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A part that lies inside its whole; values are places among the planned ones.
+
+    Attributes:
+        part: The part.
+        whole: The whole.
+        axis: The axis that is cut: the outermost one with more than one element.
+        begin: The part's first element.
+        inner: The dimensions behind that axis.
+        before: Of one of several parts the one that ends where it begins, and the first element of that.
+    """
+
+    part: int
+    whole: int
+    axis: int
+    begin: int
+    inner: Shape
+    before: tuple[int, int] | None
+
+    def holds(self, distinct: Sequence[Shape | None], of_value: Sequence[int]) -> bool:
+        """Whether it begins at the same byte at other sizes, or is empty."""
+        axis, part, whole = self.axis, distinct[of_value[self.part]], distinct[of_value[self.whole]]
+        if part is None or whole is None or 0 in part:
+            return part is not None and whole is not None
+        if part[axis + 1 :] != self.inner or whole[axis + 1 :] != self.inner or set(whole[:axis]) - {1}:
+            return False
+        if self.before is not None:
+            before = distinct[of_value[self.before[0]]]
+            if before is None or self.before[1] + before[axis] != self.begin:
+                return False
+        return self.begin + part[axis] <= whole[axis]
+
+
+def _windows(plan: Plan, place: Mapping[str, int]) -> Iterator[_Window]:
+    """The parts of a plan that lie inside their whole."""
+    graph, shapes = plan.graph, {str(v.name): static_shape(v) for node in plan.model.graph for v in node.outputs}
+    for parts in graph.subviews:
+        before: tuple[int, int] | None = None
+        for part, whole, byte in sorted(parts, key=lambda one: one[2]):
+            dims = shapes[graph.values[whole]] or ()
+            axis = next((axis for axis, size in enumerate(dims) if size != 1), 0)
+            begin = byte * dims[axis] // graph.sizes[whole]
+            yield _Window(place[graph.values[part]], place[graph.values[whole]], axis, begin, dims[axis + 1 :], before)
+            before = place[graph.values[part]], begin
+
+
 def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
     """The storage of each value, and what moves storages down; None where values lie inside others."""
     from memonger.allocation.shrunk import Shrunk
 
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
-    if any(storage.within):
+    if any(storage.within) or any(plan.graph.subviews):
         return of_value, None
     at = {number: plan.offsets[value] for value, number in of_value.items()}
     shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])

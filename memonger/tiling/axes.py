@@ -1,19 +1,26 @@
 """Along which axes a model can be cut into slices: through each node, and from seeds through the whole graph."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.ir.operators import facts
+from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import all_values, static_shape, subgraphs
+from memonger.shapes import open_dims
+from memonger.shapes.ranges import DimRange, points, shapes_at
+from memonger.shapes.shaping import Shape
+from memonger.shapes.sizes import Sizes
 from memonger.tiling import rules as rules  # registers them
 from memonger.tiling.cutting import RULES, Cut, NotCutError, Refusal, Slicing, sentence
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+
+NEVER_EMPTY = frozenset({"Attention", "GRU", "GroupNormalization", "LSTM", "RNN"})
+"""Those whose kernels refuse inputs without elements, or end the process (1.32.0). Slices of others may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,78 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str
                 answer = sentence(node, refused[str(node.name)])
         answers.append(answer)
     return Axes(size, tuple(answers), {str(value.name): axis for value, axis in axis_of.items()})
+
+
+def shapes_at_points(model: ir.Model, ranges: Mapping[str, DimRange]) -> list[dict[str, Shape | None]]:
+    """The shapes of a model's values at `memonger.shapes.ranges.points`, by name.
+
+    Raises:
+        SizesError: they contradict each other.
+    """
+    sizes, largest = Sizes(model), open_dims.largest(model, ranges)
+    constants = {str(v.name): static_shape(v) for v in model.graph.initializers.values()}
+    found = []
+    for at in points(ranges):
+        inputs = shapes_at(largest, ranges, at)
+        found.append({**constants, **inputs, **dict(zip(sizes.names, sizes.at(inputs), strict=True))})
+    return found
+
+
+def uneven_nodes(
+    model: ir.Model, axes: Axes, seeds: Mapping[str, int], shapes: Sequence[Mapping[str, Shape | None]],
+    exact: Collection[str] = (),
+) -> dict[str, str]:  # fmt: skip
+    """Nodes by name that can't be cut where sizes vary, and why: of a value so many elements belong to one of the axis.
+
+    Args:
+        model: A lowered model.
+        axes: How its nodes can be cut at the largest sizes.
+        seeds: From which values on.
+        shapes: Of its values at several sizes, the largest first; see `shapes_at_points`.
+        exact: Operators whose bits are the same on slices whatever the shapes are. Others may be cut where all but the
+            axis has one size, at which they can be compared.
+    """
+    seed, place = next(iter(seeds.items()))
+    lengths = [(at[seed] or ())[place] for at in shapes]  # of the axis, in elements of the seed
+
+    def is_even(value: ir.Value | None, axis: int) -> bool:
+        own = [None if value is None else at.get(str(value.name)) for at in shapes]
+        most = own[0]
+        return most is not None and all(
+            shape is not None and len(shape) == len(most) and shape[axis] * lengths[0] == most[axis] * length
+            for shape, length in zip(own, lengths, strict=True)
+        )
+
+    def varies(value: ir.Value, axis: int | None) -> bool:
+        own = [at.get(str(value.name)) for at in shapes]
+        return len({None if s is None else s if axis is None else (*s[:axis], *s[axis + 1 :]) for s in own}) > 1
+
+    found = {}
+    for node, how in zip(model.graph, axes.nodes, strict=True):
+        if not isinstance(how, Slicing):
+            continue
+        if operator_name(node) in NEVER_EMPTY:
+            found[str(node.name)] = "takes no slice without elements, as those of a smaller input may be"
+            continue
+        if operator_name(node) not in exact:
+            read = [(v, how.inputs.get(i)) for i, v in enumerate(node.inputs) if v is not None]
+            read += [(v, how.outputs.get(i)) for i, v in enumerate(node.outputs) if v.name]
+            other = next((v for v, axis in read if varies(v, axis)), None)
+            if other is not None:
+                found[str(node.name)] = (
+                    f"has '{other.name}', whose sizes vary along more than one axis: nobody knows whether slices give "
+                    "the same bits then"
+                )
+                continue
+        cut = [(node.inputs[i], axis) for i, axis in how.inputs.items()]
+        cut += [(node.outputs[i], axis) for i, axis in how.outputs.items()]
+        value = next((v for v, axis in cut if not is_even(v, axis)), None)
+        if value is not None:
+            found[str(node.name)] = (
+                f"can't be cut along an axis of '{value.name}': where the input is smaller, that has another part of "
+                "its elements"
+            )
+    return found
 
 
 def _common_size(model: ir.Model, seeds: Mapping[str, int]) -> int:

@@ -23,12 +23,15 @@ class SliceWriter:
     Attributes:
         model: Its nodes are replaced by ``order`` at the end.
         mark: What the nodes have in their metadata that cut and join.
+        is_ranged: Whether the axis may be shorter than it is, so that the last slices that have any elements are cut
+            short: shapes are told without it.
         order: Nodes in the order in which they run.
         early: Slices of what persists from step to step, to stand before any node that writes over parts of it.
     """
 
     model: ir.Model
     mark: str = WINDOW
+    is_ranged: bool = False
     order: list[ir.Node] = field(default_factory=list)
     early: list[ir.Node] = field(default_factory=list)
     _persistent: frozenset[str] = field(init=False)
@@ -134,12 +137,22 @@ def sliced(tensor: ir.TensorProtocol, axis: int, begin: int, end: int) -> ir.Ten
 
 
 def told_shape(
-    writer: SliceWriter, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int]
+    writer: SliceWriter, node: ir.Node, inputs: list[ir.Value | None], dims: Sequence[int], axis: int | None = None
 ) -> tuple[list[ir.Value | None], str]:
-    """The inputs and the type of a copy that writes this shape: some operators are told their output's."""
+    """The inputs and the type of a copy that writes this shape: some operators are told their output's.
+
+    Args:
+        writer: What writes the copy.
+        node: What it is a copy of.
+        inputs: The copy's.
+        dims: The shape of its output.
+        axis: That along which it is cut.
+    """
     kind = node.op_type
     if node.domain or kind not in ("Expand", "Reshape", "Resize", "Squeeze"):
         return inputs, kind
+    if writer.is_ranged and axis is not None:  # what is left of a product; what an Expand's input has
+        dims = [(1 if kind == "Expand" else -1) if number == axis else dim for number, dim in enumerate(dims)]
     if kind == "Squeeze":  # without axes it would drop that of a slice of one element
         told = len(inputs) > 1 or "axes" in node.attributes
         return (inputs, kind) if told else ([*inputs, writer.integers(dims)], "Reshape")

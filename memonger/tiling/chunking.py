@@ -16,7 +16,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,10 @@ from memonger.options import Options
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
-from memonger.tiling.axes import Axes, axes_of
+from memonger.shapes.ranges import DimRange
+from memonger.shapes.shaping import Shape
+from memonger.shapes.sizes import SizesError
+from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes
 from memonger.tiling.chunk_regions import regions_of
 from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
 from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
@@ -60,6 +64,10 @@ SMALL = 2 * MiB
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
+
+FEW = 4
+"""Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
+for few rows kernels take other paths."""
 
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
@@ -113,8 +121,8 @@ class Chunking(InSlices):
             )  # fmt: skip
         return (*outer, *records)
 
-    def seen(self, check: SliceCheck) -> SeenAlone:
-        """What was seen of its nodes whole and on slices."""
+    def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
+        """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
         copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
         for node in self.lowered.model.graph:
             chunk = chunk_of(node)
@@ -125,12 +133,41 @@ class Chunking(InSlices):
             if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
                 continue
             own = copies[str(node.name)]
-            result = check.see((model, node), how, self.lowered.model, own, max(end for _, _, end in own))
-            if result.difference:
-                seen.different[str(node.name)] = result.difference
+            size = max(end for _, _, end in own)
+            result = check.see((model, node), how, self.lowered.model, own, size)
+            difference = result.difference
+            if lengths and not difference:
+                shorter = _shorter([(begin, end) for _, begin, end in own], lengths)
+                difference = check.see_shorter((model, node), how, shorter, size) if shorter else 0.0
+            if difference:
+                seen.different[str(node.name)] = difference
             for copy, begin, end in own if result.workspace else ():
                 seen.workspace[str(copy.name)] = result.workspace[end - begin]
         return seen
+
+    def uneven(self, ranges: Mapping[str, DimRange]) -> set[str]:
+        """Nodes whose copies, by rules, don't give their slice of the whole at some size; all where nothing is told."""
+        model = self.axis.lowered.model
+        cut = {str(n.name): (n, how) for n, how in zip(model.graph, self.axis.axes.nodes, strict=True)}
+        whole, size, found = shapes_at_points(model, ranges), self.axis.axes.size, set[str]()
+        try:
+            made = shapes_at_points(self.lowered.model, ranges)
+        except SizesError:
+            return set(cut)
+        for node in self.lowered.model.graph:
+            chunk, (first, how) = chunk_of(node), cut.get(before_chunks(node), (None, None))
+            if chunk is None or first is None or not isinstance(how, Slicing):
+                continue
+            for index, axis in how.outputs.items():
+                before, value = static_shape(first.outputs[index]) or (), first.outputs[index].name
+                unit = before[axis] // size
+                for own, of_all in zip(made, whole, strict=True):
+                    shape, given = of_all[str(value)], own[str(node.outputs[index].name)]
+                    length = 0 if shape is None else shape[axis]
+                    wanted = min(length, chunk.end * unit) - min(length, chunk.begin * unit)
+                    if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
+                        found.add(str(first.name))
+        return found
 
     @property
     def recomputed(self) -> float:
@@ -158,7 +195,7 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES,
+    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
 ) -> "Way | None":  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
@@ -170,6 +207,7 @@ def choose(
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
         most_copies: How many copies of nodes chunks may make.
+        ranges: Dimensions with a range of sizes, of which the model has the largest.
 
     Raises:
         PlanError: a number of chunks is asked for that can't be.
@@ -177,7 +215,7 @@ def choose(
     budget = request.budget
     if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
         return None
-    search = search_of(lowered, request, options, device, batch, plain, most_copies)
+    search = search_of(lowered, request, options, device, batch, plain, most_copies, ranges)
     if budget is not None and options.axis_and_chunks is None:
         return search.at_most(float(budget - request.base))
     if options.axis_and_chunks is not None:
@@ -187,7 +225,7 @@ def choose(
 
 def search_of(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES,
+    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
 ) -> "ChunkSearch":  # fmt: skip
     """What looks for chunks of a schedule; see `choose`."""
     roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
@@ -198,8 +236,9 @@ def search_of(
         node.metadata_props.pop(WINDOW, None)
     works = {str(node.name): work_of(node) for node in ordered.model.graph}
     return ChunkSearch(
-        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles), options, batch, most_copies
-    )
+        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles, ranges), options, batch,
+        most_copies,
+    )  # fmt: skip
 
 
 def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
@@ -257,9 +296,15 @@ class ChunkSearch:
             way = pick(self._ladders())
             if way is None:
                 return None
-            checked = way.seen(self._check)
+            if self.job.ranges and isinstance(way, Chunking):
+                uneven = way.uneven(self.job.ranges)
+                if uneven:
+                    self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
+                    continue
+            checked = way.seen(self._check) if isinstance(way, RowTiles) else way.seen(self._check, self._of_axis(way))
             if not checked.different or self.options.allow_rounding:
-                return _with_checked(way, checked)
+                way = _with_checked(way, checked)
+                return _over_ranges(self.job, way) if self.job.ranges else way
             rows = way.slices_of(checked.different) if isinstance(way, RowTiles) else {}
             self._refused_rows |= rows
             others = (name for name in checked.different if name not in rows)
@@ -280,7 +325,7 @@ class ChunkSearch:
             jobs = [job for one in batch for job in self._of_elements(one, in_slices(one.axis, one.axis.axes.size))]
             return [asked_for([*jobs, self.job], asked[1], self._refused_rows)]
         if asked is not None:
-            axis = _axis_asked_for(self.job, asked[0], self._refused)
+            axis = _along(self.job, asked[0], self._cut_along(_axis_asked_for(self.job, asked[0])))
             return [self._ladder(axis, [in_slices(axis, asked[1])])]
         key = frozenset(self._refused)
         if key not in self._axes:
@@ -289,6 +334,8 @@ class ChunkSearch:
         axes = self._axes[key]
         along = [self._ladder(axis, ways_of(self.job, axis, self._most, self.most_copies)) for axis in axes]
         ladders: list[Ladder] = [*along]
+        if self.job.ranges:
+            return ladders
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             ladders += self._rows_of_elements(along[0], *axes)
         if self.job.training is None:
@@ -300,10 +347,38 @@ class ChunkSearch:
     def _of_inputs(self) -> list["_AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)
-        found = ((max(one.values()), axes_of(self.job.lowered.model, one, self._refused)) for one in seeds)
+        found = ((max(one.values()), self._cut_along(one)) for one in seeds)
         return [
             _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
         ]
+
+    def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
+        """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
+        model, refused = self.job.lowered.model, dict(self._refused)
+        axes = axes_of(model, seeds, refused)
+        while self.job.ranges:
+            uneven = uneven_nodes(model, axes, seeds, self._shapes, EXACT)
+            if not uneven:
+                break
+            refused |= uneven
+            axes = axes_of(model, seeds, refused)
+        return axes
+
+    @cached_property
+    def _shapes(self) -> list[dict[str, Shape | None]]:
+        """The shapes of all values at some sizes of the ranges."""
+        return shapes_at_points(self.job.lowered.model, self.job.ranges)
+
+    def _of_axis(self, way: Chunking) -> list[int]:
+        """The lengths that the axis of a way may have, the largest last; none where it has one."""
+        seeds = [f"{value.name}[{way.axis.number}]" for value in self.job.lowered.model.graph.inputs]
+        places = ((name, one) for name, one in self.job.ranges.items() if not set(seeds).isdisjoint(one.places))
+        found = [one for _, one in places]
+        if not found:
+            return []
+        one = max(found, key=lambda one: one.most)
+        unit = one.most // way.axis.axes.size
+        return [length // unit for length in range(one.least, one.most + 1, one.step) if length % unit == 0]
 
     def _ladder(self, axis: "_AxisGraph", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
         """Ways along an axis; what was written for another ladder of it is there."""
@@ -351,6 +426,24 @@ def _with_checked(way: Way, checked: SeenAlone) -> Way:
         solution=dataclasses.replace(way.solution, graph=graph),
         notes=_said(checked.different),
     )
+
+
+def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
+    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
+    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
+    least = min(end - begin for begin, end in slices)
+    wholes = [length for length in lengths[:-1] if length > least]
+    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
+    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
+
+
+def _over_ranges(job: ToSlice, way: Way) -> Way | None:
+    """The same laid out for all sizes of the ranges; None where it then takes no less than the model as it is."""
+    request = dataclasses.replace(job.request, budget=None)
+    asked = asked_of(way.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
+    solution = decide(asked, "none", "file")
+    made = dataclasses.replace(way, request=asked, solution=solution)
+    return made if made.total < job.plain.total_bytes else None
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -591,11 +684,12 @@ def _estimated(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
     return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
-def _axis_asked_for(job: ToSlice, axis: int, refused: Mapping[str, str]) -> _AxisGraph:
+def _axis_asked_for(job: ToSlice, axis: int) -> dict[str, int]:
+    """That axis of the inputs."""
     seeds = _seeds(job.lowered.model, axis, None)
     if not seeds:
         raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
-    return _along(job, axis, axes_of(job.lowered.model, seeds, refused))
+    return seeds
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
@@ -635,8 +729,9 @@ def ways_of(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> li
             for one, counts in zip(axis.ranges, slices, strict=True)
         )
         seen[tuple(map(tuple, chosen))] = None
-    ways = (_bands(axis.ranges, chosen, levels) for chosen in seen)
-    return [bands for bands in ways if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most]
+    ways = [_bands(axis.ranges, chosen, levels) for chosen in seen]
+    ways = [bands for bands in ways if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most]
+    return [bands for bands in ways if not (job.ranges and _packs_again(job, axis, bands))]
 
 
 def _nodes(bands: Sequence[Band]) -> int:
@@ -676,7 +771,7 @@ def _bands(
 
 def _tried(job: ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
     """One way, laid out."""
-    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands))
+    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands, bool(job.ranges)))
     asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
     solution, trains = decide(asked, "none", "file"), job.training is not None
     near = near_bytes(solution.graph, assign_storage(solution.graph))

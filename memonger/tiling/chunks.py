@@ -59,7 +59,7 @@ class Band:
         return self.stages[-1].slices[-1]
 
 
-def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
+def chunked(model: ir.Model, bands: Sequence[Band], is_ranged: bool = False) -> ir.Model:
     """A model in which the nodes of each band run on slices, one chunk after the other.
 
     Inputs, outputs, weights and metadata are the model's. A copy of a node, and what it writes, is named
@@ -71,6 +71,8 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     Args:
         model: A lowered model: all nodes named, every value with a static shape. Not changed.
         bands: In the model's order, disjoint.
+        is_ranged: Whether axes may be shorter than they are. A slice then has those of its elements that there are: a
+            Slice's bounds end with its axis. Of what the model's nodes compute for it, no shape is told.
 
     Raises:
         PlanError: bands or stages that aren't consecutive, bounds that don't ascend, a node that can't be cut, or that
@@ -79,7 +81,7 @@ def chunked(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     copy = model.clone()
     nodes = list(copy.graph)
     _check_bands(bands, len(nodes))
-    writer = SliceWriter(copy)
+    writer = SliceWriter(copy, is_ranged=is_ranged)
     _check_names(bands, {str(v.name) for v in all_values(copy.graph)})
     start = 0
     first = 1 + max((chunk.band for node in nodes if (chunk := chunk_of(node)) is not None), default=-1)
@@ -373,7 +375,7 @@ class _ChunkWriter:
             axis = answer.outputs[index]
             length = (self.end - self.begin) * self.band.scale(value, axis)
             outputs.append(writer.value(value, axis, length, name))
-        inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
+        inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or (), answer.outputs.get(0))
         marks = {**node.metadata_props, CHUNK: Chunk(self.band.number, self.stage, self.begin, self.end).mark}
         if AGAIN in marks:
             marks[AGAIN] = _chunk_name(marks[AGAIN], self.begin, self.end)

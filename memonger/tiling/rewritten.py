@@ -3,7 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Self
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution
+from memonger.shapes.ranges import DimRange
 from memonger.tiling.chunk_times import NodeWork, work_of
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
 
@@ -32,7 +34,7 @@ class ToSlice:
     """What is to run in slices: the model in the order of its plan, what is asked of it, its layout, and the device.
 
     ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
-    inputs and outputs, ``outer`` the slices that it runs in already.
+    inputs and outputs, ``ranges`` its dimensions with a range of sizes, ``outer`` the slices that it runs in already.
     """
 
     lowered: Lowered
@@ -42,6 +44,7 @@ class ToSlice:
     cores: int
     works: Mapping[str, NodeWork]
     training: Training | None = None
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
     outer: "InSlices | None" = None
 
     def again(self, outer: "InSlices") -> "ToSlice":
@@ -137,7 +140,10 @@ def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[
     return dataclasses.replace(lowered, model=made, calibration=calibration)
 
 
-def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device) -> Request:
+def asked_of(
+    made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device,
+    ranges: Mapping[str, DimRange] = MappingProxyType({}),
+) -> Request:  # fmt: skip
     """The same as was asked of the model before, without its marks: what they name may be there no more.
 
     Args:
@@ -146,8 +152,9 @@ def asked_of(made: Lowered, before: ir.Model, request: Request, roles: Training 
         request: What is asked of that.
         roles: A training step's.
         device: The plan's.
+        ranges: Sizes that it is asked for; none: the largest alone, which the model has.
     """
     measured = made.calibration or Calibration(None, None)
-    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device)
+    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.liveness import assign_storage, last_reads, live_bytes
+from memonger.graph.liveness import ALIGNMENT, assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
 from memonger.ir.marks import STRIP, before_chunks, chunk_of
@@ -45,7 +45,7 @@ from memonger.tiling.row_tiles import (
     rows_in,
     slice_rows,
 )
-from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
+from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck, adds_vectors
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
@@ -141,15 +141,18 @@ class RowTiles(InSlices):
                     given = copy.rows[0] - copy.made[0], copy.rows[1] - copy.made[0]
                     told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
                     length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
+                    read = {i: v for i in copy.inputs if (v := node.inputs[i]) is not None}
+                    begins = ((v, axes[v], copy.inputs[i][0]) for i, v in read.items() if adds_vectors(node))
                     alike.setdefault(node, []).append(CheckedCopy(
                         copies[str(node.name), *copy.rows],
                         length,
-                        {i: elements(v, rows) for i, rows in copy.inputs.items() if (v := node.inputs[i]) is not None},
+                        {index: elements(value, copy.inputs[index]) for index, value in read.items()},
                         {index: elements(value, copy.rows) for index, value in outputs.items()},
                         {index: elements(value, given) for index, value in outputs.items()},
+                        tuple(begin * row_bytes(v, axis) % ALIGNMENT for v, axis, begin in begins),
                     ))  # fmt: skip
             for node, own in alike.items():
-                key = "rows", tuple(dict.fromkeys(copy.length for copy in own))
+                key = "rows", tuple(dict.fromkeys((copy.length, copy.place) for copy in own))
                 result = check.see_copies((model, node), self.lowered.model, own, key)
                 if result.difference:
                     seen.different[str(node.name)] = result.difference

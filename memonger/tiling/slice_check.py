@@ -77,7 +77,7 @@ class Elements:
     block: int = 1
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """These elements, dense, at an address as buffers have it: some kernels' last bits depend on it."""
+        """These elements, dense, and at an address as values have in an arena: bits of some sums depend on it."""
         if self.block == 1:
             return _aligned(array[elements(self.axis, self.begin, self.end)])
         batch, channels, height, width = array.shape
@@ -91,7 +91,9 @@ class CheckedCopy:
 
     Attributes:
         node: The copy.
-        length: What tells it from others: of those that are alike the last is run.
+        length: What tells it from others: of those that are alike one is run.
+        place: Where what it reads begins in the whole, in bytes beyond a multiple of `ALIGNMENT`, where a slice would
+            begin at one: a kernel that adds up vectors may begin otherwise there.
         inputs: What it reads of the node's inputs, of those that are cut.
         outputs: Which elements of the node's outputs it gives.
         given: Which of its own these are; all where nothing is said.
@@ -102,6 +104,7 @@ class CheckedCopy:
     inputs: Mapping[int, Elements]
     outputs: Mapping[int, Elements]
     given: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
+    place: tuple[int, ...] = ()
 
 
 class SliceCheck:
@@ -143,17 +146,49 @@ class SliceCheck:
             CheckedCopy(
                 copy, end - begin, {i: _unit(read[i], axis, begin, end, size) for i, axis in how.inputs.items()},
                 {i: _unit(given[i], axis, begin, end, size) for i, axis in how.outputs.items()},
+                place=tuple(_place(read[i], axis, begin, size) for i, axis in how.inputs.items()),
             )
             for copy, begin, end in copies
         ]  # fmt: skip
-        key = tuple(sorted(how.inputs.items())), tuple(sorted(copy.length for copy in made))
+        key = tuple(sorted(how.inputs.items())), tuple(sorted((copy.length, copy.place) for copy in made))
         return self.see_copies(whole, model, made, key, how.sums)
+
+    def see_shorter(
+        self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int
+    ) -> float:  # fmt: skip
+        """The largest difference between what a node gives for whole values and for the beginning of them.
+
+        Args:
+            whole: A model and its node.
+            how: How the node is cut.
+            lengths: Elements of the axis that there are then.
+            size: Elements of the axis.
+        """
+        model, node = whole
+        known = _key(node), "shorter", tuple(sorted(how.inputs.items())), tuple(sorted(lengths))
+        if known not in self._seen:
+            begin = time.perf_counter()
+            try:
+                feeds = {i: self._random(v, 0) for i, v in enumerate(node.inputs) if v is not None and is_fed(v)}
+                results, most = self._run(model, node, feeds, self._whole, self._options), 0.0
+                for length in sorted(lengths):
+                    cut = {i: _unit(node.inputs[i], axis, 0, length, size) for i, axis in how.inputs.items()}
+                    given = {i: _unit(node.outputs[i], axis, 0, length, size) for i, axis in how.outputs.items()}
+                    own = {i: cut[i].of(a) if i in cut else a for i, a in feeds.items()}
+                    parts = self._run(model, node, own, self._part, self._options, given)
+                    found = (_largest_difference(parts[i], one.of(results[i])) for i, one in given.items())
+                    most = max(most, *found)
+                self._seen[known] = Seen(most)
+            except SessionError:
+                self._seen[known] = Seen(math.inf)
+            self._spent.alone += time.perf_counter() - begin
+        return self._seen[known].difference
 
     def see_copies(
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], key: object,
         sums: Collection[int] = (),
     ) -> Seen:  # fmt: skip
-        """The same for copies that say what they read and write; of those with one length the last is run.
+        """The same for copies that say what they read and write; of those with one length and place the first is run.
 
         Args:
             whole: A model and its node.
@@ -187,9 +222,11 @@ class SliceCheck:
         """The largest difference on the random numbers of one draw; what workspace copies took is added."""
         feeds = {index: self._random(v, draw) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
         results = self._run(*whole, feeds, self._whole, self._options)
-        most, parts = 0.0, dict[int, np.ndarray]()
-        lengths = {copy.length: copy for copy in copies}  # once each: the last, whose part of the whole lies anywhere
-        for number, copy in enumerate(copies if sums else lengths.values()):
+        most, parts, seen = 0.0, dict[int, np.ndarray](), set[Any]()
+        for number, copy in enumerate(copies):
+            if (copy.length, copy.place) in seen and not sums:
+                continue  # each once
+            seen.add((copy.length, copy.place))
             cut = {i: a if i not in copy.inputs else copy.inputs[i].of(a) for i, a in feeds.items()}
             cut = {i: a for i, a in cut.items() if (v := copy.node.inputs[i]) is not None and is_fed(v)}
             if sums and number:
@@ -210,18 +247,15 @@ class SliceCheck:
         shape, kind = static_shape(value) or (), value.dtype.numpy()
         if not value.dtype.is_floating_point() and value.dtype.bitwidth != 8:
             return np.zeros(shape, kind)
-        count = math.prod(shape)
-        begin = draw * ALIGNMENT
+        count, begin = math.prod(shape), draw * ALIGNMENT
         if len(self._normal) < begin + count:
             self._normal = _repeated(_normal(), begin + count)
         numbers = self._normal[begin : begin + count].reshape(shape)
         if value.dtype == ir.DataType.BOOL:
-            return numbers > 0
-        return (
-            numbers.astype(kind, copy=False)
-            if value.dtype.is_floating_point()
-            else (40 * numbers).astype(np.int8).view(kind)
-        )
+            return _aligned(numbers > 0)
+        if value.dtype.is_floating_point():
+            return _aligned(numbers.astype(kind, copy=False))
+        return _aligned((40 * numbers).astype(np.int8).view(kind))
 
     def _run(
         self,
@@ -230,12 +264,16 @@ class SliceCheck:
         feeds: Mapping[int, np.ndarray],
         memory: "_Memory",
         options: ort.SessionSettings,
+        given: Mapping[int, "Elements"] | None = None,
     ) -> dict[int, np.ndarray]:
-        """The outputs of a node alone, by number, which lie in this memory."""
+        """The outputs of a node alone, by number, which lie in this memory; of shorter inputs these elements."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
-        given = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
-        session = ort.make_session(extract(model, [node], outputs.values(), given), CPU, options)
-        results, binding = memory.arrays(outputs), session.io_binding()
+        fed = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
+        alone = extract(model, [node], outputs.values(), fed)
+        for value in (*alone.graph.inputs, *alone.graph.outputs) if given is not None else ():
+            value.shape = None
+        session = ort.make_session(alone, CPU, options)
+        results, binding = memory.arrays(outputs, given or {}), session.io_binding()
         try:
             for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
                 binding.bind_cpu_input(name, array)
@@ -255,18 +293,36 @@ class _Memory:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def arrays(self, values: Mapping[int, ir.Value]) -> dict[int, np.ndarray]:
-        """Arrays for these values. What was there before is lost."""
+    def arrays(self, values: Mapping[int, ir.Value], given: Mapping[int, Elements]) -> dict[int, np.ndarray]:
+        """Arrays for these values, or for so many elements of an axis. What was there before is lost."""
         sizes = {index: nbytes(value) or 0 for index, value in values.items()}
         if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
-            self._bytes = np.empty(needed, np.uint8)
+            self._bytes = _bytes(needed)
         arrays, begin = {}, 0
         for index, value in values.items():
             assert value.dtype is not None
-            array = self._bytes[begin : begin + sizes[index]].view(value.dtype.numpy())
-            arrays[index] = array.reshape(static_shape(value) or ())
+            shape, array = list(static_shape(value) or ()), self._bytes[begin : begin + sizes[index]]
+            if index in given:
+                shape[given[index].axis] = given[index].end - given[index].begin
+            arrays[index] = array.view(value.dtype.numpy())[: math.prod(shape)].reshape(shape)
             begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
         return arrays
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array, dense, at a multiple of the alignment: itself where it is that."""
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    made = _bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def _bytes(count: int) -> np.ndarray:
+    """So many bytes of new memory, at a multiple of the alignment."""
+    memory = np.empty(count + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + count]
 
 
 def _name(value: ir.Value | None) -> str:
@@ -284,27 +340,18 @@ def _normal() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(_NORMAL, np.float32)
 
 
+def adds_vectors(node: ir.Node) -> bool:
+    """Whether a node adds up elements that lie side by side, in an order that may depend on where they begin."""
+    return "Normalization" in node.op_type or node.op_type.startswith(("Reduce", "Softmax"))
+
+
 def _has_few_sums(node: ir.Node) -> bool:
-    sums = "Normalization" in node.op_type or node.op_type.startswith("Reduce")
-    return sums and all(math.prod(static_shape(v) or ()) <= _FEW for v in node.inputs if v is not None)
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A dense copy that begins at an aligned address."""
-    result = _empty(array.size, array.dtype).reshape(array.shape)
-    result[...] = array
-    return result
-
-
-def _empty(count: int, dtype: np.dtype) -> np.ndarray:
-    memory = np.empty(count * dtype.itemsize + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
-    return memory[begin : begin + count * dtype.itemsize].view(dtype)
+    return adds_vectors(node) and all(math.prod(static_shape(v) or ()) <= _FEW for v in node.inputs if v is not None)
 
 
 def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
     """So many elements, written once: `numpy.resize` makes one more copy of them all."""
-    result = _empty(count, numbers.dtype)
+    result = _bytes(count * numbers.itemsize).view(numbers.dtype)
     for begin in range(0, count, len(numbers)):
         part = result[begin : begin + len(numbers)]
         part[:] = numbers[: len(part)]
@@ -315,6 +362,14 @@ def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) ->
     shape = None if value is None else static_shape(value)
     unit = (shape or (size,) * (axis + 1))[axis] // size
     return Elements(axis, begin * unit, end * unit)
+
+
+def _place(value: ir.Value | None, axis: int, begin: int, size: int) -> int:
+    """Bytes from the last multiple of the alignment to where a slice begins in the whole."""
+    shape, dtype = None if value is None else static_shape(value), None if value is None else value.dtype
+    if shape is None or dtype is None:
+        return 0
+    return begin * (shape[axis] // size) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8 % ALIGNMENT
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

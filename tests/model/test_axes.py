@@ -9,7 +9,8 @@ pytest.importorskip("onnxruntime")
 
 from memonger.errors import PlanError
 from memonger.ir.operators import operator_name
-from memonger.tiling.axes import axes_of, slicing
+from memonger.ir.parts import elements
+from memonger.tiling.axes import NEVER_EMPTY, axes_of, slicing
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import RULES, Refusal, Slicing
 from tests.support import networks
@@ -60,6 +61,44 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
             np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5)
         else:
             assert joined.tobytes() == whole.tobytes()
+
+
+def told(case: Case) -> bool:
+    """Whether it takes no empty slice, or is told all sizes of what it gives, so that its plan leaves it whole."""
+    return case.op in NEVER_EMPTY or (case.op == "Resize" and len(case.inputs) > 3 and not case.attributes.get("axes"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.axes and not told(case)], ids=str)
+def test_slices_end_with_an_axis_that_is_shorter_than_planned(case: Case) -> None:
+    """One element is left, so that the first of two slices is cut short, and the second is empty."""
+    model, feeds = _described(case)
+    node = model.graph.node(0)
+    index = next(index for index, axes in enumerate(case.axes.split("/")) if axes)
+    axis = min(case.accepts(index))
+    how = slicing(node, {index: axis})
+    assert isinstance(how, Slicing)
+    cut = {str(value.name): axis for i, axis in how.inputs.items() if (value := node.inputs[i]) is not None}
+    units = {name: feeds[name].shape[axis] for name, axis in cut.items() if name in feeds}
+    if units.keys() != cut.keys() or len(set(units.values())) > 1 or max(units.values()) < 3:
+        return
+    shorter = {n: feed[elements(cut[n], 0, 1)] if n in cut else feed for n, feed in feeds.items()}
+    size = max(units.values())
+    if node.op_type in ("Reshape", "Expand", "Squeeze"):  # which the whole is told for the whole
+        (of_all,), place = _run(model, feeds, None), how.outputs[0]
+        expected = [of_all[elements(place, 0, of_all.shape[place] // size)]]
+    else:
+        expected = _run(model, shorter, None)
+    ended = _run(model, shorter, Band(cut, (SliceStage(0, 1, (0, 2, size)),)))
+    for joined, whole in zip(ended, expected, strict=True):
+        assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype)
+        np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5)
+
+
+def _run(model: ir.Model, feeds: dict[str, np.ndarray], band: Band | None) -> list[np.ndarray]:
+    made = model.clone() if band is None else chunked(model, [band], is_ranged=True)
+    for value in (*made.graph.inputs, *made.graph.outputs, *(v for node in made.graph for v in node.outputs)):
+        value.shape = None
+    return networks.stock(ir.to_proto(made), "ORT_DISABLE_ALL").run(None, feeds)
 
 
 def test_every_rule_has_a_case() -> None:
