@@ -13,5 +13,8 @@ Order = Literal["best", "file", "growth", "depth", "peak"]
 Level = Literal["disable", "basic", "extended", "all", "rewrite"]
 """The names in `memonger.lowering.device_form.LEVELS`."""
 
+Precision = Literal["float16", "bfloat16"]
+"""What products of a training step are rounded to; see `memonger.to_mixed_precision`."""
+
 Engine = Literal["joblib", "ray"]
 """What makes several plans at a time: processes of this machine, or a cluster; see `memonger.plan_all`."""

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger.autodiff.losses import Loss
-from memonger.autodiff.mixed_precision import Precision
 from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
-from memonger.option_names import Level, Mode, Order, Strategy
+from memonger.option_names import Level, Mode, Order, Precision, Strategy
 from memonger.plan_file import ROWS
 from memonger.schedule import EFFORT, STRATEGIES
 from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of
@@ -136,7 +135,9 @@ class Options:
         if len(own(self.ranges)) > MOST_RANGES:
             raise PlanError(f"at most {MOST_RANGES} dimensions can have a range of sizes, not {len(own(self.ranges))}.")
         for key in ("mirror", "keep"):
-            _check_patterns(key, getattr(self, key))
+            value = getattr(self, key)
+            if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+                raise PlanError(f"{key} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
         if self.time_limit is not None and not (_is_number(self.time_limit) and 0 <= self.time_limit < math.inf):
             raise PlanError(f"time_limit must be a finite number of seconds, 0 or more, not {self.time_limit!r}.")
         if not (_is_number(self.max_overhead) and 0 <= self.max_overhead < math.inf):
@@ -430,7 +431,7 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for unknown in (key for key in kwargs if key not in names):
-                raise TypeError(_unknown(name, unknown, names))
+                raise TypeError(f"{name}() has no option '{unknown}'.{did_you_mean(unknown, names)}")
             if kwargs.get("options") is None:
                 kwargs.update({key: value for key, value in defaults.items() if key not in kwargs})
             with memory_checked(PlanError, "the model can't be planned", _LESS_MEMORY):
@@ -439,21 +440,14 @@ def takes_options(*left_out: str, **defaults: Any) -> Callable[[Callable[P, R]],
         shown = [p for p in inspect.signature(Options).parameters.values() if p.name not in left_out]
         given = [p.replace(default=defaults.get(p.name, getattr(Options(), p.name))) for p in shown]
         checked.__signature__ = inspect.signature(function).replace(parameters=[*own, *given])  # type: ignore[attr-defined]
-        checked.__doc__ = _documented(inspect.getdoc(function) or "", [p.name for p in shown])
+        # The docstring's line for ``keywords`` is replaced by what `Options` says of each option
+        described = re.findall(r"^    (\w+): ((?:.+\n)(?:^     +.+\n)*)", inspect.getdoc(Options) or "", re.MULTILINE)
+        lines = "".join(f"    {name}: {text}" for name, text in described if name in {p.name for p in shown})
+        given_doc = inspect.getdoc(function) or ""
+        checked.__doc__ = re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, given_doc, flags=re.MULTILINE)
         return checked
 
     return decorate
-
-
-def _unknown(function: str, name: str, names: Sequence[str]) -> str:
-    return f"{function}() has no option '{name}'.{did_you_mean(name, names)}"
-
-
-def _documented(text: str, names: Sequence[str]) -> str:
-    """A docstring whose line for ``keywords`` is replaced by what `Options` says of each option."""
-    described = re.findall(r"^    (\w+): ((?:.+\n)(?:^     +.+\n)*)", inspect.getdoc(Options) or "", re.MULTILINE)
-    lines = "".join(f"    {name}: {meaning}" for name, meaning in described if name in names)
-    return re.sub(r"^    keywords: .*\n(?:^     +.+\n)*", lambda _: lines, text, flags=re.MULTILINE)
 
 
 _CHUNKS = re.compile(r"auto|off|((0|1|strips):)?([0-9]{1,10})")
@@ -549,11 +543,6 @@ def _range(size: "int | Sequence[int]") -> DimRange:
         return DimRange(int(size), int(size))
     least, most, step = (*map(int, size), 1)[:3]
     return DimRange(least, most - (most - least) % step, step)
-
-
-def _check_patterns(option: str, value: object) -> None:
-    if not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
-        raise PlanError(f"{option} must be a pattern or a list of them, as ['conv*'], not {reprlib.repr(value)}.")
 
 
 def _check_name(option: str, value: object, names: Sequence[str]) -> None:

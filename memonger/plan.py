@@ -416,7 +416,14 @@ class Plan(BasePlan, Header):
         """
         super().verify()
         if check_weights and self.weight_digests is not None:
-            _check_weights(self.weight_digests, plan_file.weight_digests(self.model), str(self.model.graph.name))
+            found = plan_file.weight_digests(self.model)
+            name = str(self.model.graph.name)
+            changed = [key for key, digest in found.items() if self.weight_digests.get(key) != digest]
+            if changed or len(self.weight_digests) != len(found):
+                what = f"its weight '{changed[0]}' was" if changed else "its weights were"
+                raise PlanFileError(
+                    f"{name}: {what} changed since the plan was saved (the digests differ). Plan it again."
+                )
             plan_file.check_packed(self.model, str(self.model.graph.name))
 
     def save(self, path: str | Path, *, weights: str = "own") -> None:
@@ -494,7 +501,7 @@ class Plan(BasePlan, Header):
             PlanFileError: a model for Netron can't be written.
             OSError: another file can't be written.
         """
-        from memonger.report import report
+        from memonger.report.write import report
 
         report(self, path, format=format, title=title, frontier=frontier, measured=measured)
 
@@ -510,7 +517,7 @@ class Plan(BasePlan, Header):
             PlanError: it doesn't write files with such an ending.
             OSError: the file can't be written.
         """
-        from memonger.report import plot
+        from memonger.report.write import plot
 
         plot(self, path, title=title)
 
@@ -528,10 +535,24 @@ class Plan(BasePlan, Header):
         """
         model, record = plan_file.load(Path(path))
         if record.ranges:
-            _bind_ranges(model, record, path)
+            # Give the model of a file the shapes of its largest sizes
+            try:
+                open_dims.at_largest(model, record.ranges)
+            except (PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise PlanFileError(f"{path}: its plan is malformed: {error}.") from error
         roles = training_roles.read(model, str(model.graph.name))
         check_state(model, state_of(model, str(model.graph.name)), record.ranges, str(path))
-        graph = _graph_in_file(model, roles, record, path)
+        try:
+            device = parse_device(record.device)
+        except PlanError as error:
+            raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
+        try:
+            graph = graph_of(model, roles, None, record.workspace, record.host, device, record.ranges)
+        except SizesError as error:
+            raise PlanFileError(f"{path}: its shapes contradict each other: {error}.") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # No inference has seen this model: its attributes can be of any type and out of range.
+            raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
         if unknown:
@@ -609,39 +630,6 @@ def estimated_costs(
 ) -> tuple[float, ...]:
     """The estimated cost of each node of a lowered model, see `memonger.graph.costs`."""
     return graph_of(model, training, None, None, host, device, ranges).costs
-
-
-def _graph_in_file(model: ir.Model, roles: Training | None, record: Record, path: str | Path) -> Graph:
-    device = _device(record.device, path)
-    try:
-        return graph_of(model, roles, None, record.workspace, record.host, device, record.ranges)
-    except SizesError as error:
-        raise PlanFileError(f"{path}: its shapes contradict each other: {error}.") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # No inference has seen this model: its attributes can be of any type and out of range.
-        raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
-
-
-def _bind_ranges(model: ir.Model, record: Record, path: str | Path) -> None:
-    """Give the model of a file the shapes of its largest sizes."""
-    try:
-        open_dims.at_largest(model, record.ranges)
-    except (PlanError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise PlanFileError(f"{path}: its plan is malformed: {error}.") from error
-
-
-def _check_weights(saved: Mapping[str, str], found: Mapping[str, str], name: str) -> None:
-    changed = [key for key, digest in found.items() if saved.get(key) != digest]
-    if changed or len(saved) != len(found):
-        what = f"its weight '{changed[0]}' was" if changed else "its weights were"
-        raise PlanFileError(f"{name}: {what} changed since the plan was saved (the digests differ). Plan it again.")
-
-
-def _device(text: str, path: str | Path) -> Device:
-    try:
-        return parse_device(text)
-    except PlanError as error:
-        raise PlanFileError(f"{path}: its plan is malformed: {error}") from error
 
 
 LIMIT_MARGIN = (1 << 16) + 512

@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import onnx
 import onnx_ir as ir
@@ -283,7 +283,10 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{name}: its plan is not valid JSON: {error}.") from error
     record = _parse(content, name)
-    _check_dims(model, name)
+    for graph in graphs(model):
+        for each in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
+            if any(isinstance(dim, int) and dim < 0 for dim in each.shape or ()):
+                raise PlanFileError(f"{name}: '{each.name}' has a dimension below 0: {each.shape}.")
     if record.graph_digest != graph_digest(model):
         raise PlanFileError(
             f"{name}: its plan was made for another model, or the graph was changed since (the digests differ). "
@@ -294,17 +297,8 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         check_operators(read, is_planned=True)
     except LoadError as error:
         raise PlanFileError(str(error)) from error
-    _find_packed(model, record.packed, name)
-    return model, record
-
-
-def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> None:
-    """Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file.
-
-    Raises:
-        PlanFileError: one isn't.
-    """
-    for weight, one in packed.items():
+    # Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file
+    for weight, one in record.packed.items():
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
         if value is None or not isinstance(tensor, ir.ExternalTensor) or packed_size(value) != one.length:
@@ -314,6 +308,7 @@ def _find_packed(model: ir.Model, packed: Mapping[str, Packed], name: str) -> No
                 f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}: it was cut short. Plan it again."
             )
         tensor.meta[META] = one
+    return model, record
 
 
 def check_packed(model: ir.Model, name: str) -> None:
@@ -330,33 +325,26 @@ def check_packed(model: ir.Model, name: str) -> None:
             )
 
 
+_METADATA = 14
+"""The field of a model's message that has an entry of its metadata."""
+
+
 def device_in(path: Path) -> str | None:
     """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
     try:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            for entry in _metadata(file):
+            for part in fields(file, 0, os.fstat(file.fileno()).st_size):
+                if part.number != _METADATA or not part.is_bytes:
+                    continue
+                file.seek(part.content)
+                entry = onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
                 if entry.key == KEY:
                     return str(json.loads(entry.value)["device"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError, DecodeError):
         return None  # `load` says what is wrong
     return None
-
-
-def _metadata(file: BinaryIO) -> Iterator[onnx.StringStringEntryProto]:
-    """The metadata of a model's file: fields 14 of the message, all others are passed over."""
-    for part in fields(file, 0, os.fstat(file.fileno()).st_size):
-        if part.number == 14 and part.is_bytes:
-            file.seek(part.content)
-            yield onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
-
-
-def _check_dims(model: ir.Model, name: str) -> None:
-    for graph in graphs(model):
-        for value in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)):
-            if any(isinstance(dim, int) and dim < 0 for dim in value.shape or ()):
-                raise PlanFileError(f"{name}: '{value.name}' has a dimension below 0: {value.shape}.")
 
 
 def _parse(content: Any, name: str) -> Record:

@@ -9,10 +9,9 @@ import numpy as np
 
 from memonger.allocation.buffers import Allocator, Buffer, Layout
 from memonger.allocation.lower_bound import lower_bound
-from memonger.allocation.lowest_offset import lowest_offset_first
+from memonger.allocation.lowest_offset import lowest_offset_first, relaid
 from memonger.allocation.placement_search import improve
 from memonger.allocation.skyline import skyline
-from memonger.allocation.squeaky_wheel import relaid
 from memonger.errors import LayoutError
 
 ALLOCATORS: Mapping[str, Allocator] = MappingProxyType(
@@ -75,12 +74,17 @@ def allocate(
         LayoutError: The problem is malformed (the message names the buffer), a buffer is larger than the capacity, or
             there is no allocator of that name.
     """
-    names = _defaults(len(buffers)) if strategies is None else tuple(strategies)
+    defaults = _FOR_MANY if len(buffers) >= _MANY_BUFFERS else tuple(ALLOCATORS)[:-1]
+    names = defaults if strategies is None else tuple(strategies)
     unknown = [name for name in names if name not in ALLOCATORS]
     if unknown or not names:
         raise LayoutError(f"no allocator named {unknown or '(none given)'}; there are {', '.join(ALLOCATORS)}")
     bound = lower_bound(buffers)
-    _check_capacity(buffers, capacity)
+    for buffer in buffers:
+        if capacity is not None and buffer.size > capacity:
+            raise LayoutError(
+                f"buffer {buffer.id} of {buffer.size} bytes is larger than the capacity of {capacity} bytes."
+            )
     slack = min((buffer.alignment for buffer in buffers), default=1) - 1
     enough = bound + slack if capacity is None else max(bound, capacity)
     goal = enough if len(buffers) > _FEW_BUFFERS or capacity is not None else bound
@@ -92,7 +96,10 @@ def allocate(
     offsets, proven = np.zeros(len(buffers), np.int64), bound
     for part in _parts(buffers):
         members = [buffers[position] for position in part]
-        layout, low = _smallest(allocators, members, goal)
+        layout, low = allocators[0](members), lower_bound(members)
+        for allocator in allocators[1:]:
+            if layout.size > goal:
+                layout = min(layout, allocator(members), key=lambda each: each.size)
         if layout.size > enough and effort and capacity is None and len(members) < _MANY_BUFFERS:
             layout = relaid(members, layout, enough, effort // _TURNS)
         for target, turns in ((enough, effort), (goal, effort // 100)):
@@ -101,16 +108,6 @@ def allocate(
         offsets[part], proven = layout.offsets, max(proven, low)
     size = max(offset + buffer.size for offset, buffer in zip(offsets.tolist(), buffers, strict=True))
     return Layout(tuple(offsets.tolist()), size, size <= proven)
-
-
-def _smallest(allocators: Sequence[Allocator], buffers: Sequence[Buffer], goal: int) -> tuple[Layout, int]:
-    """The smallest layout of buffers that overlap, or the first of at most ``goal`` bytes, and their lower bound."""
-    best, low = allocators[0](buffers), lower_bound(buffers)
-    for allocator in allocators[1:]:
-        if best.size <= goal:
-            break
-        best = min(best, allocator(buffers), key=lambda layout: layout.size)
-    return best, low
 
 
 def _parts(buffers: Sequence[Buffer]) -> list[list[int]]:
@@ -124,16 +121,3 @@ def _parts(buffers: Sequence[Buffer]) -> list[list[int]]:
         parts[-1].append(position)
         end = max(end, buffers[position].stop)
     return [sorted(part) for part in parts]
-
-
-def _check_capacity(buffers: Sequence[Buffer], capacity: int | None) -> None:
-    if capacity is not None:
-        for buffer in buffers:
-            if buffer.size > capacity:
-                raise LayoutError(
-                    f"buffer {buffer.id} of {buffer.size} bytes is larger than the capacity of {capacity} bytes."
-                )
-
-
-def _defaults(count: int) -> tuple[str, ...]:
-    return _FOR_MANY if count >= _MANY_BUFFERS else tuple(ALLOCATORS)[:-1]

@@ -24,46 +24,35 @@ def check_layout(buffers: Sequence[Buffer], layout: Layout) -> None:
     if len(layout.offsets) != len(buffers):
         raise VerificationError(f"the layout has {len(layout.offsets)} offsets for {len(buffers)} buffers")
     for buffer, offset in zip(buffers, layout.offsets, strict=True):
-        _check_offset(buffer, offset, layout.size)
-    _check_collisions(buffers, layout.offsets)
-
-
-def _check_offset(buffer: Buffer, offset: int, arena: int) -> None:
-    if buffer.size < 1 or buffer.start >= buffer.stop or buffer.alignment < 1:
-        raise VerificationError(f"{buffer} is no buffer: its size, lifetime or alignment is empty")
-    if offset < 0:
-        raise VerificationError(f"buffer {buffer.id} has the negative offset {offset}")
-    if offset % buffer.alignment:
-        raise VerificationError(f"buffer {buffer.id} at offset {offset} is not aligned to {buffer.alignment} bytes")
-    if offset + buffer.size > arena:
-        raise VerificationError(
-            f"buffer {buffer.id} ends at byte {offset + buffer.size}, "
-            f"{offset + buffer.size - arena} beyond the arena of {arena}"
-        )
-
-
-def _check_collisions(buffers: Sequence[Buffer], offsets: Sequence[int]) -> None:
+        if buffer.size < 1 or buffer.start >= buffer.stop or buffer.alignment < 1:
+            raise VerificationError(f"{buffer} is no buffer: its size, lifetime or alignment is empty")
+        if offset < 0:
+            raise VerificationError(f"buffer {buffer.id} has the negative offset {offset}")
+        if offset % buffer.alignment:
+            raise VerificationError(f"buffer {buffer.id} at offset {offset} is not aligned to {buffer.alignment} bytes")
+        if offset + buffer.size > layout.size:
+            raise VerificationError(
+                f"buffer {buffer.id} ends at byte {offset + buffer.size}, "
+                f"{offset + buffer.size - layout.size} beyond the arena of {layout.size}"
+            )
     events = [(buffer.start, 1, position) for position, buffer in enumerate(buffers)]
     events += [(buffer.stop, 0, position) for position, buffer in enumerate(buffers)]
     events.sort()  # at one step, what ends there is free before what starts there needs room
     in_use: list[Span] = []
     for _, starts, position in events:
-        span = (offsets[position], offsets[position] + buffers[position].size, position)
+        span = (layout.offsets[position], layout.offsets[position] + buffers[position].size, position)
         index = bisect_left(in_use, span)
         if not starts:
             del in_use[index]
             continue
         for other in in_use[max(0, index - 1) : index + 1]:
-            _check_disjoint(buffers, other, span)
+            low, high = max(other[0], span[0]), min(other[1], span[1])
+            if low < high:
+                raise VerificationError(
+                    f"{_describe(buffers, other)} and {_describe(buffers, span)} share {high - low} bytes, "
+                    f"[{low}, {high})"
+                )
         insort(in_use, span)
-
-
-def _check_disjoint(buffers: Sequence[Buffer], one: Span, two: Span) -> None:
-    low, high = max(one[0], two[0]), min(one[1], two[1])
-    if low < high:
-        raise VerificationError(
-            f"{_describe(buffers, one)} and {_describe(buffers, two)} share {high - low} bytes, [{low}, {high})"
-        )
 
 
 def _describe(buffers: Sequence[Buffer], span: Span) -> str:

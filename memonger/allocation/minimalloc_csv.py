@@ -44,17 +44,40 @@ def read_problem(path: str | os.PathLike[str]) -> PackingProblem:
         LayoutError: The file can't be read or is malformed; the message names the file and the line.
     """
     lines = _lines(Path(path))
-    columns = _columns(path, lines[0])
+    # The column names of the first line as written there, checked to name every required column once
+    columns = tuple(name.strip() for name in lines[0].split(","))
+    meanings = [_ALIASES.get(name, name) for name in columns]
+    for name in _REQUIRED:
+        if name not in meanings:
+            raise LayoutError(f"{os.fspath(path)}, line 1: no column {name}; expected {','.join(_REQUIRED)}")
+    for name, meaning in zip(columns, meanings, strict=True):
+        if meaning not in _REQUIRED + _OPTIONAL or meanings.count(meaning) > 1:
+            raise LayoutError(f"{os.fspath(path)}, line 1: column {name!r} is unknown or given twice")
     names: dict[str, int] = {}
     buffers: list[Buffer] = []
     offsets: list[int] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            fields = _fields(columns, line)
+            values = line.split(",")
+            if len(values) != len(columns):
+                raise LayoutError(f"{len(values)} fields for {len(columns)} columns")
+            fields = {_ALIASES.get(name, name): value for name, value in zip(columns, values, strict=True)}
             earlier = names.setdefault(fields["id"], number)
             if earlier != number:
                 raise LayoutError(f"id {fields['id']} was given on line {earlier} already")
-            buffers.append(_buffer(len(buffers), fields, inclusive="end" in columns))
+            position = len(buffers)
+            inclusive = "end" in columns
+            if fields.get("gaps", "").strip():
+                raise LayoutError("gaps in lifetimes are not supported")
+            buffer = Buffer(
+                id=position,
+                size=_integer(fields, "size"),
+                start=_integer(fields, "lower"),
+                stop=_integer(fields, "upper") + inclusive,
+                alignment=_integer(fields, "alignment", 1),
+            )
+            validate_buffer(buffer)
+            buffers.append(buffer)
             offsets.append(_integer(fields, "offset", 0))
         except LayoutError as error:
             raise LayoutError(f"{os.fspath(path)}, line {number}: {error}") from None
@@ -76,7 +99,11 @@ def write_solution(path: str | os.PathLike[str], problem: PackingProblem, layout
     for name, buffer, offset in zip(problem.names, problem.buffers, layout.offsets, strict=True):
         numbers = [buffer.start, buffer.stop, buffer.size, *([buffer.alignment] if aligned else []), offset]
         rows.append([name, *map(str, numbers)])
-    _write_text(Path(path), "".join(",".join(row) + "\n" for row in rows))
+    text = "".join(",".join(row) + "\n" for row in rows)
+    try:
+        write_whole(Path(path), lambda target: target.write(text.encode()))
+    except (OSError, UnicodeEncodeError) as error:
+        raise LayoutError(f"{path} can't be written: {error}") from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -92,40 +119,6 @@ def _lines(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in lines]
 
 
-def _columns(path: str | os.PathLike[str], header: str) -> tuple[str, ...]:
-    """The column names of the first line as written there, checked to name every required column once."""
-    columns = tuple(name.strip() for name in header.split(","))
-    meanings = [_ALIASES.get(name, name) for name in columns]
-    for name in _REQUIRED:
-        if name not in meanings:
-            raise LayoutError(f"{os.fspath(path)}, line 1: no column {name}; expected {','.join(_REQUIRED)}")
-    for name, meaning in zip(columns, meanings, strict=True):
-        if meaning not in _REQUIRED + _OPTIONAL or meanings.count(meaning) > 1:
-            raise LayoutError(f"{os.fspath(path)}, line 1: column {name!r} is unknown or given twice")
-    return columns
-
-
-def _fields(columns: tuple[str, ...], line: str) -> Mapping[str, str]:
-    values = line.split(",")
-    if len(values) != len(columns):
-        raise LayoutError(f"{len(values)} fields for {len(columns)} columns")
-    return {_ALIASES.get(name, name): value for name, value in zip(columns, values, strict=True)}
-
-
-def _buffer(position: int, fields: Mapping[str, str], inclusive: bool) -> Buffer:
-    if fields.get("gaps", "").strip():
-        raise LayoutError("gaps in lifetimes are not supported")
-    buffer = Buffer(
-        id=position,
-        size=_integer(fields, "size"),
-        start=_integer(fields, "lower"),
-        stop=_integer(fields, "upper") + inclusive,
-        alignment=_integer(fields, "alignment", 1),
-    )
-    validate_buffer(buffer)
-    return buffer
-
-
 def _integer(fields: Mapping[str, str], column: str, default: int | None = None) -> int:
     if default is not None and column not in fields:
         return default
@@ -133,10 +126,3 @@ def _integer(fields: Mapping[str, str], column: str, default: int | None = None)
     if not _INTEGER.fullmatch(text):
         raise LayoutError(f"{column} is {text!r}, not an integer of at most 18 digits")
     return int(text)
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        write_whole(path, lambda target: target.write(text.encode()))
-    except (OSError, UnicodeEncodeError) as error:
-        raise LayoutError(f"{path} can't be written: {error}") from error

@@ -161,7 +161,15 @@ class _RuntimeArena:
         try:
             address, held = self.pieces.cut(wanted, waste)
         except IndexError:
-            self._extend(wanted)
+            # Another region, with a gap before it so that it never joins the last one
+            grown = False
+            while wanted > self.next_region:
+                self.next_region, grown = self.next_region * 2, True
+            self.pieces.put(self.end, self.next_region)
+            self.end += self.next_region + PAGE
+            self.kept += self.next_region // UNIT * HANDLE
+            if not grown:
+                self.next_region = max(self.next_region, min(self.next_region * 2, LARGEST_STEP))
             address, held = self.pieces.cut(wanted, waste)
         self.held[number] = address, held
         self.touched.append((address, address + size))
@@ -169,17 +177,6 @@ class _RuntimeArena:
     def give(self, number: int | None) -> None:
         """Give a buffer's piece back."""
         self.pieces.put(*self.held.pop(number))
-
-    def _extend(self, wanted: int) -> None:
-        """Another region, with a gap before it so that it never joins the last one."""
-        grown = False
-        while wanted > self.next_region:
-            self.next_region, grown = self.next_region * 2, True
-        self.pieces.put(self.end, self.next_region)
-        self.end += self.next_region + PAGE
-        self.kept += self.next_region // UNIT * HANDLE
-        if not grown:
-            self.next_region = max(self.next_region, min(self.next_region * 2, LARGEST_STEP))
 
     def written(self) -> int:
         """Bytes of all pages written to, and what the arena keeps of its own."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memonger.allocation import canonical
 from memonger.allocation.buffers import Buffer, Layout
 from memonger.allocation.canonical import EXHAUSTED, SOLVED, Instance, PlacementState
-from memonger.allocation.columns import Columns, Ints
+from memonger.allocation.lower_bound import Columns, Ints
 
 _MOST_OVERLAPS = 2_000_000
 """Problems with more pairs of buffers alive at the same time aren't searched: they would take hundreds of megabytes."""
@@ -135,7 +135,14 @@ class Attempts:
 
     def next(self, capacity: int) -> tuple[int, Layout | None]:
         """One more attempt: what `canonical.explore` returns, and the layout if one was found."""
-        order = self._order()
+        # The ranks for the next attempt: the position of each rank's buffer
+        noisy = self.weights / (0.05 + self.random.random_sample(len(self.weights)))
+        keys = self.problem.keys | {"weight": self.problem.largest(noisy)}
+        if self.number < len(_FIXED_ORDERS):
+            names = _FIXED_ORDERS[self.number]
+        else:
+            names = ("weight", *_TIE_BREAKS[self.number % len(_TIE_BREAKS)])
+        order = np.lexsort(tuple(-keys[name] for name in reversed(names)))
         task, state = _prepared(self.problem, order, capacity)
         placements = int(_FIRST_PLACEMENTS * _GROWTH**self.number)
         result = compiled_explore()(task, state, placements, self.effort)
@@ -148,16 +155,6 @@ class Attempts:
         offsets = np.empty(len(order), np.int64)
         offsets[order] = state.offset
         return result, Layout(tuple(offsets.tolist()), int((offsets + self.problem.columns.size).max()))
-
-    def _order(self) -> NDArray[np.intp]:
-        """The ranks for the next attempt: the position of each rank's buffer."""
-        noisy = self.weights / (0.05 + self.random.random_sample(len(self.weights)))
-        keys = self.problem.keys | {"weight": self.problem.largest(noisy)}
-        if self.number < len(_FIXED_ORDERS):
-            names = _FIXED_ORDERS[self.number]
-        else:
-            names = ("weight", *_TIE_BREAKS[self.number % len(_TIE_BREAKS)])
-        return np.lexsort(tuple(-keys[name] for name in reversed(names)))
 
 
 def improve(
@@ -173,7 +170,10 @@ def improve(
         effort: Turns.
         direct: Whether only layouts of ``enough`` bytes are looked for, and none between.
     """
-    if _pairs(buffers) > _MOST_OVERLAPS:
+    # How many ordered pairs of buffers are alive at the same time
+    starts = np.sort(np.array([buffer.start for buffer in buffers], np.int64))
+    stops = np.sort(np.array([buffer.stop for buffer in buffers], np.int64))
+    if 2 * int((np.searchsorted(starts, stops) - np.arange(1, len(buffers) + 1)).sum()) > _MOST_OVERLAPS:
         return best, low
     problem = PlacementProblem.of(buffers)
     attempts, unit = Attempts.of(problem, effort), problem.columns.unit
@@ -189,13 +189,6 @@ def improve(
         elif careful:
             step = max(unit, step // 2)
     return best, low
-
-
-def _pairs(buffers: Sequence[Buffer]) -> int:
-    """How many ordered pairs of buffers are alive at the same time."""
-    starts = np.sort(np.array([buffer.start for buffer in buffers], np.int64))
-    stops = np.sort(np.array([buffer.stop for buffer in buffers], np.int64))
-    return int((np.searchsorted(starts, stops) - np.arange(1, len(buffers) + 1)).sum()) * 2
 
 
 def _prepared(problem: PlacementProblem, order: NDArray[np.intp], capacity: int) -> tuple[Instance, PlacementState]:

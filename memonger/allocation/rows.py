@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memonger.allocation.buffers import Buffer, Layout
-from memonger.allocation.columns import Columns, Ints
-from memonger.allocation.lower_bound import may_be_topmost
+from memonger.allocation.lower_bound import Columns, Ints, may_be_topmost
 
 Steps = NDArray[np.int32]
 Window = tuple[list[int], list[int]]
@@ -101,25 +100,18 @@ def _order_and_parts(start: Steps, stop: Steps) -> tuple[NDArray[np.intp], int]:
     by_start = np.lexsort((stop, start))
     rank = np.empty(len(start), dtype=np.intp)
     rank[np.lexsort((start, start - stop))] = np.arange(len(start))
-    cheapest, best = -1, (by_start, 0)
+    cheapest, best = -1, (by_start, 0)  # by the estimated time of going through all windows, in comparisons of rows
     for first_part in _FIRST_PART_SIZES:
         if first_part >= len(start):
             break
         long_lived = rank[by_start] < first_part
         source = np.concatenate((by_start[long_lived], by_start[~long_lived]))
-        cost = _comparisons(start[source], stop[source], first_part)
+        parts = _parts(first_part, len(start))
+        bounds = [_bounds(start[source], stop[source], *part) for part in parts]
+        cost = sum(int((last - first).sum()) for first, last in bounds) + len(parts) * _PART_COST * len(start)
         if cheapest < 0 or cost < cheapest:
             cheapest, best = cost, (source, first_part)
     return best
-
-
-def _comparisons(start: Steps, stop: Steps, first_part: int) -> int:
-    """Estimated time of going through all windows, in comparisons of rows."""
-    cost = 0
-    for part in _parts(first_part, len(start)):
-        first, last = _bounds(start, stop, *part)
-        cost += int((last - first).sum()) + _PART_COST * len(start)
-    return cost
 
 
 def _parts(first_part: int, count: int) -> tuple[tuple[int, int], ...]:

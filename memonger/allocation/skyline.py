@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memonger.allocation.buffers import Buffer, Layout
-from memonger.allocation.columns import Columns, Ints
+from memonger.allocation.lower_bound import Columns, Ints
 
 _NEVER = 1 << 62
 

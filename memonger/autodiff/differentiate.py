@@ -25,8 +25,8 @@ from memonger.ir.emitter import Emitter, collecting_later
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
+from memonger.ir.rewrite import remove_unused
 from memonger.ir.training_roles import Training
-from memonger.ir.unused import remove_unused
 from memonger.ir.values import all_values, is_floating
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load

@@ -1,6 +1,6 @@
 """What is kept for the backward pass of a value that a Cast made smaller, or made of a smaller one: the smaller one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -26,7 +26,9 @@ def keep_smaller(op: Emitter, nodes: Sequence[ir.Node], narrow: ir.DataType | No
     made: dict[int, list[ir.Node]] = {}
     casts = [node for node in nodes if node.op_type == "Cast" and node.domain == ""]
     rounded = {node.inputs[0]: node.outputs[0] for node in casts if node.outputs[0].dtype == narrow}
-    for value, kept in [*_rounded(rounded), *((node.outputs[0], node.inputs[0]) for node in casts)]:
+    # What isn't computed is the exact content of 16 bits
+    computed = [(v, narrower) for v, narrower in rounded.items() if v is not None and v.producer() is not None]
+    for value, kept in [*computed, *((node.outputs[0], node.inputs[0]) for node in casts)]:
         if kept is None or not _is_smaller(kept, value, narrow):
             continue
         readers = [(reader, index) for reader, index in value.uses() if reader in place_of]
@@ -40,12 +42,6 @@ def keep_smaller(op: Emitter, nodes: Sequence[ir.Node], narrow: ir.DataType | No
         place_of[node] = min(place_of[reader] for reader, _ in readers)
         made.setdefault(place_of[node], []).append(node)
     op.nodes = [node for place, old in enumerate(op.nodes) for node in (*made.get(place, ())[::-1], old)]
-
-
-def _rounded(rounded: Mapping[ir.Value | None, ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
-    """Computed values, each with what it was rounded to. Those that are the exact content of 16 bits are none."""
-    pairs = [(value, narrow) for value, narrow in rounded.items() if value is not None]
-    return [(value, narrow) for value, narrow in pairs if value.producer() is not None]
 
 
 def _is_smaller(kept: ir.Value, value: ir.Value, narrow: ir.DataType | None) -> bool:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -31,11 +30,11 @@ from memonger.ir.values import NARROW, all_values, subgraphs
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
+from memonger.option_names import Precision
 from memonger.words import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-Precision = Literal["float16", "bfloat16"]
 
 KEY = "memonger.precision"
 """Metadata of a model in mixed precision: the name of its narrow type."""
@@ -88,7 +87,15 @@ def to_mixed_precision(
         near = did_you_mean(str(precision), TYPES)
         raise PlanError(f"precision must be 'float16' or 'bfloat16', not {precision!r}.{near}")
     model = load(source, batch=batch, dims=dims)
-    _check(model)
+    if model.is_differentiated:
+        raise PlanError(f"{model.name} is differentiated: give the forward model.")
+    for value in all_values(model.graph):
+        if value.dtype in NARROW:
+            assert value.dtype is not None
+            raise PlanError(
+                f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
+                "float32 model, whose parameters stay float32."
+            )
     model = separate_parameters(model)
     trained = parameters.trainable(model)
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
@@ -117,7 +124,17 @@ def narrow_products(model: Model, work: "_Narrowing") -> bool:
         precision = next(name for name, dtype in TYPES.items() if dtype == work.narrow)
         none = " (up to operator set 21 ONNX has no convolutions in bfloat16)" if precision == "bfloat16" else ""
         raise PlanError(f"{model.name} has no product of float32 values that ONNX has in {precision}{none}.")
-    _widen_outputs(work)
+    # Cast the graph's outputs back to float32, under their names
+    graph = work.model.graph
+    for index, value in enumerate(graph.outputs):
+        if value.dtype != work.narrow:
+            continue
+        name, value.name = value.name, work.op.fresh(f"{value.name}.{work.narrow.name.lower()}")
+        wide = work.cast(value, _FLOAT)
+        wide.name = name
+        graph.outputs[index] = wide
+    graph.extend(work.op.nodes)
+    work.op.nodes = []
     for value in list(model.graph.initializers.values()):
         if not (value.uses() or value.is_graph_output()):  # constants of 16 bits stand for it
             del model.graph.initializers[str(value.name)]
@@ -127,18 +144,6 @@ def narrow_products(model: Model, work: "_Narrowing") -> bool:
 def precision_of(model: ir.Model) -> str | None:
     """The narrow type of a model in mixed precision; None for any other."""
     return model.metadata_props.get(KEY)
-
-
-def _check(model: Model) -> None:
-    if model.is_differentiated:
-        raise PlanError(f"{model.name} is differentiated: give the forward model.")
-    for value in all_values(model.graph):
-        if value.dtype in NARROW:
-            assert value.dtype is not None
-            raise PlanError(
-                f"{model.name}: '{value.name}' is {value.dtype.name.lower()} already: mixed precision is made of a "
-                "float32 model, whose parameters stay float32."
-            )
 
 
 @dataclass(slots=True)
@@ -179,7 +184,12 @@ def _turn(work: _Narrowing, node: ir.Node) -> None:
         return
     narrow = _tensors_of_one_type(work, node)
     if narrow is None:
-        _widen(work, node)
+        # Let a node, with the nodes of its subgraphs, read float32 where it read that before
+        for each in _with_inner(node):
+            for index, value in enumerate(each.inputs):
+                if value is not None and value.dtype == work.narrow:
+                    each.replace_input_with(index, work.cast(value, _FLOAT))
+        _insert(work, node)
         return
     for index in narrow:
         value = node.inputs[index]
@@ -230,15 +240,6 @@ def _fits(work: _Narrowing, value: ir.Value) -> bool:
     return bool(is_held.all())
 
 
-def _widen(work: _Narrowing, node: ir.Node) -> None:
-    """Let a node, with the nodes of its subgraphs, read float32 where it read that before."""
-    for each in _with_inner(node):
-        for index, value in enumerate(each.inputs):
-            if value is not None and value.dtype == work.narrow:
-                each.replace_input_with(index, work.cast(value, _FLOAT))
-    _insert(work, node)
-
-
 def _with_inner(node: ir.Node) -> Iterator[ir.Node]:
     pending = [node]
     while pending:
@@ -249,20 +250,6 @@ def _with_inner(node: ir.Node) -> Iterator[ir.Node]:
 
 def _insert(work: _Narrowing, node: ir.Node) -> None:
     work.model.graph.insert_before(node, work.op.nodes)
-    work.op.nodes = []
-
-
-def _widen_outputs(work: _Narrowing) -> None:
-    """Cast the graph's outputs back to float32, under their names."""
-    graph = work.model.graph
-    for index, value in enumerate(graph.outputs):
-        if value.dtype != work.narrow:
-            continue
-        name, value.name = value.name, work.op.fresh(f"{value.name}.{work.narrow.name.lower()}")
-        wide = work.cast(value, _FLOAT)
-        wide.name = name
-        graph.outputs[index] = wide
-    graph.extend(work.op.nodes)
     work.op.nodes = []
 
 

@@ -20,8 +20,8 @@ from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
+from memonger.ir.rewrite import remove_unused
 from memonger.ir.training_roles import Training
-from memonger.ir.unused import remove_unused
 from memonger.ir.values import input_at
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
@@ -290,21 +290,17 @@ def _statistic(work: _TrainingForm, node: ir.Node, slot: int, turned: frozenset[
         return work.owners[layer]
     is_read_elsewhere = value.is_graph_output() or any(n not in turned or index != slot for n, index in value.uses())
     if value in work.owners.values() or is_read_elsewhere:
-        value = _own_copy(work, node, slot, value)
+        if value.const_value is None:
+            raise PlanError(
+                f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization "
+                f"'{node.name}', and is read for something else too: a step can't write over it."
+            )
+        name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
+        own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        work.model.graph.register_initializer(own)
+        value = own
     work.owners[layer] = value
     return value
-
-
-def _own_copy(work: _TrainingForm, node: ir.Node, slot: int, value: ir.Value) -> ir.Value:
-    if value.const_value is None:
-        raise PlanError(
-            f"{work.model.name}: the input '{value.name}' is a running statistic of BatchNormalization '{node.name}', "
-            "and is read for something else too: a step can't write over it."
-        )
-    name = work.op.fresh(f"{node.name}.{_SLOTS[slot]}")
-    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-    work.model.graph.register_initializer(own)
-    return own
 
 
 def _turn_dropouts(work: _TrainingForm) -> int:
@@ -322,20 +318,16 @@ def _turn_dropouts(work: _TrainingForm) -> int:
             )
         ratio = op.content(input_at(node, 1))
         if ratio is not None and not ratio.any():
-            _bypass(work, node)
+            x, y = node.inputs[0], node.outputs[0]
+            masks_read = any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:])
+            if x is not None and not y.is_graph_output() and not masks_read:
+                y.replace_all_uses_with(x)
+                work.model.graph.remove(node, safe=True)
             continue
         node.resize_inputs(3)
         node.replace_input_with(2, op.constant(True, ir.DataType.BOOL))
         count += 1
     return count
-
-
-def _bypass(work: _TrainingForm, node: ir.Node) -> None:
-    x, y = node.inputs[0], node.outputs[0]
-    if x is None or y.is_graph_output() or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
-        return
-    y.replace_all_uses_with(x)
-    work.model.graph.remove(node, safe=True)
 
 
 def _output_statistics(work: _TrainingForm) -> None:

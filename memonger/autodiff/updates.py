@@ -266,25 +266,20 @@ class Updater:
         if not self.waits or self._step is None:
             return
         with self.op.at("update/clip"):
-            self.norm = self._norm()
+            # The global norm of the gradients
+            op = self.op
+            squares = [op.ReduceSumSquare(op.cast(gradient, _FLOAT), keepdims=0) for _, gradient in self._waiting]
+            norm = op.Sqrt(op.Sum(*squares))
+            for factor in self._scale:
+                norm = op.Mul(norm, op.cast(factor, _FLOAT))
+            self.norm = norm
             if self.clip_norm is not None:
-                self._scale = (*self._scale, self._shrink(self.norm, self.clip_norm))
+                # min(1, largest / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` has it
+                norm = op.Add(op.cast(self.norm, _DOUBLE), CLIP_EPSILON)
+                self._scale = (*self._scale, op.Min(op.Div(self.clip_norm, norm), 1.0))
         for value, gradient in self._waiting:
             with self.op.at(f"update/{value.name}"):
                 self._update(value, gradient)
-
-    def _norm(self) -> ir.Value:
-        """The global norm of the gradients."""
-        op = self.op
-        squares = [op.ReduceSumSquare(op.cast(gradient, _FLOAT), keepdims=0) for _, gradient in self._waiting]
-        norm = op.Sqrt(op.Sum(*squares))
-        for factor in self._scale:
-            norm = op.Mul(norm, op.cast(factor, _FLOAT))
-        return norm
-
-    def _shrink(self, norm: ir.Value, largest: float) -> ir.Value:
-        """min(1, largest / (norm + 1e-6)), as ``torch.nn.utils.clip_grad_norm_`` has it."""
-        return self.op.Min(self.op.Div(largest, self.op.Add(self.op.cast(norm, _DOUBLE), CLIP_EPSILON)), 1.0)
 
 
 def _before_widening(gradient: ir.Value) -> ir.Value:

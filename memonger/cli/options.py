@@ -261,7 +261,7 @@ LORA = click.option(
 )
 
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
-"""What `memonger.report.report` writes."""
+"""What `memonger.report.write.report` writes."""
 
 REPORT = click.option("--report", type=OUTPUT, help="Write a page here that shows the plan: see memonger report.")
 

@@ -9,9 +9,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from memonger.autodiff.differentiate import differentiate
-from memonger.autodiff.mixed_precision import to_mixed_precision
-from memonger.autodiff.optimizers import SGD, Adam, AdamW, Lion
 from memonger.autodiff.updates import Optimizer
 from memonger.cli.command import given_again
 from memonger.cli.options import ONLY_PLANNING
@@ -132,6 +129,9 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
 
 def write_differentiated(model: Path, output: Path, **flags: Any) -> None:
     """Write a model and its backward pass as one model."""
+    from memonger.autodiff.differentiate import differentiate
+    from memonger.autodiff.mixed_precision import to_mixed_precision
+
     optimizer, wrt, precision = _optimizer(flags), flags.pop("wrt") or None, flags.pop("precision")
     read = _changes(flags).made(model, flags.pop("batch"), flags.pop("dims"))
     if precision is not None:
@@ -208,5 +208,11 @@ def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
         raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw.")
     if bits is not None:
         settings["bits"] = bits
-    kinds: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "lion": Lion}
-    return None if name is None else kinds[name](**settings)
+    if name is None:
+        return None
+    from memonger.autodiff import optimizers
+
+    kinds: dict[str, Callable[..., Optimizer]] = {
+        "sgd": optimizers.SGD, "adam": optimizers.Adam, "adamw": optimizers.AdamW, "lion": optimizers.Lion,
+    }  # fmt: skip
+    return kinds[name](**settings)

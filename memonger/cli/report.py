@@ -9,7 +9,7 @@ from memonger.cli.output import print_result
 from memonger.errors import MemongerError
 from memonger.ir.decoding import DecodingError, decode
 from memonger.plan import Plan
-from memonger.report import report as write
+from memonger.report.write import report as write
 
 T = TypeVar("T")
 

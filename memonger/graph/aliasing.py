@@ -143,10 +143,11 @@ def _rules(
     *pairs: tuple[int | None, int],
     domain: str = "",
     condition: Callable[[ir.Node], bool] | None = None,
+    providers: tuple[str, ...] = (CPU,),
 ) -> tuple[AliasRule, ...]:
     """One rule for each name and (input, output) pair; (0, 0) where none is given."""
     return tuple(
-        AliasRule(domain, name, source, target, reason, condition=condition)
+        AliasRule(domain, name, source, target, reason, condition=condition, providers=providers)
         for name in names.split()
         for source, target in pairs or ((0, 0),)
     )
@@ -162,12 +163,8 @@ def _elementwise(names: str, *inputs: int | None, domain: str = "") -> tuple[Ali
     )
 
 
-def _both(rules: tuple[AliasRule, ...]) -> tuple[AliasRule, ...]:
-    return tuple(replace(rule, providers=(CPU, CUDA)) for rule in rules)
-
-
 VIEWS: tuple[AliasRule, ...] = (
-    *_both(_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES)),
+    *_rules("Flatten Identity Reshape Squeeze Unsqueeze", _SAME_BYTES, providers=(CPU, CUDA)),
     *_rules("ExpandDims", _SAME_BYTES, domain=_MS),
     *_rules("BitCast Expand Tile", _COPY),
     *_rules("Cast", _COPY, condition=lambda node: _dtype(node) == node.attributes.get_int("to", 0)),
@@ -284,13 +281,10 @@ def _pairs(
     pairs: list[tuple[int, int]] = []
     for rule in own_rules:
         if provider in rule.providers and rule.output in outputs and (rule.condition is None or rule.condition(node)):
-            pairs += [(source, rule.output) for source in _sources(rule, node)]
+            candidates = [i for i in _present(node.inputs) if rule.input in (None, i)]
+            once = [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
+            pairs += [(source, rule.output) for source in once]
     return tuple(pairs)
-
-
-def _sources(rule: AliasRule, node: ir.Node) -> list[int]:
-    candidates = [i for i in _present(node.inputs) if rule.input in (None, i)]
-    return [i for i in candidates if rule.elementwise or sum(v is node.inputs[i] for v in node.inputs) == 1]
 
 
 MOST_PARTS = 4096

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
-from memonger.graph.groups import in_buckets
+from memonger.graph.liveness import in_buckets
 from memonger.graph.schedule import sources_of, topological_order
 from memonger.ir.names import fresh
 from memonger.ir.operators import BEGIN, MEAN, RANKS, WAIT
@@ -90,12 +90,7 @@ def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buck
             f"{name}: lowering has left out a mean over the ranks: plan it with {option('level', 'rewrite')}."
         )
     writer = _CollectiveWriter(model, roles, gradients)
-    writer.write(_in_buckets(graph, gradients, buckets), buckets.wait)
-    writer.write_means(means)
-
-
-def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -> list[list[ir.Value]]:
-    """Buckets of one type each, in the order in which they are full."""
+    # Buckets of one type each, in the order in which they are full
     assert isinstance(buckets.first, int)
     assert isinstance(buckets.rest, int)
     number = {one: index for index, one in enumerate(graph.values)}
@@ -108,7 +103,8 @@ def _in_buckets(graph: Graph, gradients: Sequence[ir.Value], buckets: Buckets) -
         )
     )
     found.sort(key=lambda members: max(graph.producer[value] for value in members))
-    return [[value_of[value] for value in members] for members in found]
+    writer.write([[value_of[value] for value in members] for members in found], buckets.wait)
+    writer.write_means(means)
 
 
 class _CollectiveWriter:
@@ -136,7 +132,9 @@ class _CollectiveWriter:
             self.graph.insert_after(_last(self.graph, node), node)
             previous = [node.outputs[-1]]
             for value, own, new in zip(old, members, node.outputs, strict=False):
-                self._hand_on(value, own, new)
+                for reader, index in value.uses():  # what updates read is the sum
+                    if reader not in self.backward and reader.domain != RANKS and reader is not own.producer():
+                        reader.replace_input_with(index, new)
         _in_order(self.graph)
 
     def write_means(self, means: Sequence[ir.Value]) -> None:
@@ -196,12 +194,6 @@ class _CollectiveWriter:
         node.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
         self.model.functions[node.op_identifier()] = _handing_on(node, len(given), self.model)
         return node
-
-    def _hand_on(self, value: ir.Value, own: ir.Value, new: ir.Value) -> None:
-        """Let what updates read the sum."""
-        for node, index in value.uses():
-            if node not in self.backward and node.domain != RANKS and node is not own.producer():
-                node.replace_input_with(index, new)
 
 
 def _last(graph: ir.Graph, node: ir.Node) -> ir.Node:

@@ -146,17 +146,14 @@ def flops(node: ir.Node) -> int:
     Bodies count once, however often they run; of branches all. Operators without products count nothing, nor do those
     with a shape that isn't static.
     """
-    return _own_flops(node) + sum(_own_flops(inner) for inner in _inner_nodes(node))
+    return sum(_own_flops(each) or 0 for each in (node, *_inner_nodes(node)))
 
 
-def _own_flops(node: ir.Node) -> int:
+def _own_flops(node: ir.Node) -> int | None:
+    """The same without bodies; None of an operator without products."""
     rule = _RULES.get(operator_name(node))
-    return 0 if rule is None else _counted(rule, node)
-
-
-def _counted(rule: _Rule, node: ir.Node) -> int:
     try:
-        return rule(_Operands(node))
+        return None if rule is None else rule(_Operands(node))
     except _UnknownShapeError:
         return 0
 
@@ -181,9 +178,9 @@ def estimate(node: ir.Node, read: Sequence[int], written: Sequence[int]) -> floa
         written: Bytes of each value it writes.
     """
     moved = float(_moved(node, read, written))
-    rule = _RULES.get(operator_name(node))
-    if rule is not None:
-        return max(moved, _counted(rule, node) / INTENSITY)
+    products = _own_flops(node)
+    if products is not None:
+        return max(moved, products / INTENSITY)
     inner = _inner_nodes(node)
     return max(moved, sum(map(_inner_cost, inner))) if inner else moved
 
@@ -204,4 +201,4 @@ def _inner_cost(node: ir.Node) -> float:
         return 0.0
     read = [nbytes(v) or 0 for v in dict.fromkeys(node.inputs) if v is not None]
     written = [nbytes(v) or 0 for v in node.outputs]
-    return max(float(_moved(node, read, written)), _own_flops(node) / INTENSITY)
+    return max(float(_moved(node, read, written)), (_own_flops(node) or 0) / INTENSITY)

@@ -13,7 +13,7 @@ from memonger.ir.marks import AGAIN
 from memonger.ir.operators import RANKS, WAIT, facts, operator_name
 from memonger.ir.parts import is_marked
 from memonger.ir.values import LARGEST, all_values, dense, nbytes, read_values, subgraphs
-from memonger.shapes.folding import run_time_sized
+from memonger.shapes.inference import run_time_sized
 
 Pair = tuple[int, int]
 
@@ -290,12 +290,20 @@ def from_model(
     number = {value: index for index, value in enumerate(values)}
     cuts = _parts_of_inputs(model, updates or {}, provider, is_step=bool(after))
     known_sizes = [nbytes(v) for v in values]
-    in_arena = _planned(model, values, known_sizes, host) - cuts.keys()
+    dynamic, in_arena = run_time_sized(model), set[ir.Value]()  # what gets an address if no update is written elsewhere
+    for value, size in zip(values, known_sizes, strict=True):
+        writer = value.producer()
+        if writer is None or not dense(value) or facts(writer).shape_only or value in dynamic or value.name in host:
+            continue
+        if size and value not in cuts:
+            in_arena.add(value)
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
     planned = tuple(v in in_arena and v not in elsewhere for v in values)
-    own, writes, late = *_reads_and_writes(nodes, number), [number[v] for v in waited_for]
+    own = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
+    writes = tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
+    late = [number[v] for v in waited_for]
     sizes = tuple(size or 0 for size in known_sizes)
     rules = _PairFinder(number, sizes, planned, values, elsewhere, cuts)
     growing = _growths(model, updates or {}, elsewhere, provider)
@@ -312,6 +320,7 @@ def from_model(
             ("subview" if is_taken else "optional", rules.subviews(node, aliasing.windows(node, provider))),
         )
         aliases.append(tuple(Alias(kind, *one) for kind, found in of_kind for one in found))
+    forward = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
     return Graph(
         nodes=tuple(str(node.name) for node in nodes),
         ops=tuple(map(operator_name, nodes)),
@@ -322,7 +331,7 @@ def from_model(
         writes=writes,
         outputs=_unique(number[v] for v in model.graph.outputs),
         aliases=tuple(aliases),
-        forward=_in_forward_pass(model, results),
+        forward=tuple(node in forward for node in nodes),
         costs=_costs(nodes, seconds, sizes, own, writes, views),
         workspace=tuple((workspace or {}).get(str(node.name), 0) for node in nodes),
         again=tuple(node.metadata_props.get(AGAIN, "") for node in nodes),
@@ -344,20 +353,6 @@ def _growths(
 
 def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
-
-
-def _reads_and_writes(
-    nodes: Sequence[ir.Node], number: Mapping[ir.Value, int]
-) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """What each node reads, each value once, and what it writes."""
-    reads = tuple(_unique(number[v] for v in read_values(node) if v in number) for node in nodes)
-    return reads, tuple(tuple(number[v] for v in node.outputs if v.name) for node in nodes)
-
-
-def _in_forward_pass(model: ir.Model, results: Collection[str] | None) -> tuple[bool, ...]:
-    """Of each node whether outputs of these names, or any if None, need it."""
-    needed = needed_by(v for v in model.graph.outputs if results is None or v.name in results)
-    return tuple(node in needed for node in model.graph)
 
 
 def needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
@@ -386,16 +381,11 @@ def _parts_of_inputs(
             if is_step and provider == aliasing.CPU and len(node.outputs) == 1:
                 stretches = (*stretches, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
             for part, whole, byte in stretches:
-                if whole is value and byte % ALIGNMENT == 0 and _is_part(part, whole):
+                size, most = nbytes(part), nbytes(whole)
+                fits = size is not None and most is not None and size <= most and part.dtype == whole.dtype
+                if whole is value and byte % ALIGNMENT == 0 and fits and not part.is_graph_output():
                     parts[part] = value, byte
     return parts
-
-
-def _is_part(part: ir.Value, whole: ir.Value) -> bool:
-    """Whether a value that nobody but nodes reads has bytes of another: no more, and of its type."""
-    size, most = nbytes(part), nbytes(whole)
-    fits = size is not None and most is not None and size <= most
-    return fits and part.dtype == whole.dtype and not part.is_graph_output()
 
 
 _Write = tuple[ir.Node, ir.Value, ir.Value]
@@ -477,21 +467,6 @@ def _may_replace(node: ir.Node, old: ir.Value, new: ir.Value, provider: str) -> 
     return not subgraphs(node) and all((index, target) in allowed for index in read_at)
 
 
-def _planned(
-    model: ir.Model, values: Sequence[ir.Value], sizes: Sequence[int | None], host: Collection[str]
-) -> set[ir.Value]:
-    """The values that get an address in the arena, if no update is written elsewhere."""
-    dynamic = run_time_sized(model)
-    planned: set[ir.Value] = set()
-    for value, size in zip(values, sizes, strict=True):
-        node = value.producer()
-        if node is None or not dense(value) or facts(node).shape_only or value in dynamic or value.name in host:
-            continue
-        if size:
-            planned.add(value)
-    return planned
-
-
 @dataclass(frozen=True, slots=True)
 class _PairFinder:
     number: Mapping[ir.Value, int]
@@ -509,7 +484,9 @@ class _PairFinder:
             if before is None or not after.name or before not in self.number:
                 continue
             pair = (self.number[before], self.number[after])
-            if all(self.planned[v] for v in pair) and self._same_layout(before, after):
+            widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
+            is_same = all(self.planned[v] for v in pair) and widths[0] == widths[1]
+            if is_same and self.sizes[pair[0]] == self.sizes[pair[1]]:
                 pairs.append(pair)
         return tuple(dict.fromkeys(pairs))
 
@@ -522,10 +499,6 @@ class _PairFinder:
         parts = dict.fromkeys([*(each for each in allowed if not each[0].is_graph_output()), *views])
         numbers = {(self.number[a], self.number[b], byte): a in self.cuts for a, b, byte in parts}
         return tuple(n for n, is_cut in numbers.items() if is_cut or (self.planned[n[0]] and self.planned[n[1]]))
-
-    def _same_layout(self, before: ir.Value, after: ir.Value) -> bool:
-        widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
-        return widths[0] == widths[1] and self.sizes[self.number[before]] == self.sizes[self.number[after]]
 
     def runtime_aliases(self, node: ir.Node, reads: tuple[int, ...]) -> tuple[Pair, ...]:
         unplanned = [

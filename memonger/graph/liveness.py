@@ -15,7 +15,6 @@ from memonger.allocation.onnxruntime_arena import region_bytes
 from memonger.errors import PlanError
 from memonger.graph.graph import ALIGNMENT as ALIGNMENT
 from memonger.graph.graph import Graph, Pair, Part
-from memonger.graph.groups import check_groups, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def assign_storage(
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
         windows: Of the nodes that offer windows (`Graph.optional`) those that get them; with `offsets` all do.
-        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.groups`. None: those of
+        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.liveness`. None: those of
             the graph's collectives.
 
     Raises:
@@ -176,17 +175,26 @@ class _Draft:
                 break
         else:
             storage, begin = self._new(self.graph.sizes[value], step), 0
-        self._add(value, storage, begin)
+        self.of_value[value], self.within[value] = storage, begin
+        self.members[storage].append(value)
+        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
 
     def _places(self, step: int, value: int, pairs: _Allowed) -> list[tuple[int, int]]:
-        """Where an output may lie, the best place first: an input, and a byte of it."""
+        """Where an output may lie, the best place first: an input, and a byte of it.
+
+        One whose bytes it takes over is needed by nothing else at this step, and by nothing later.
+        """
         views, inplace, windows = pairs
         places = [(source, 0) for source, target in views if target == value]
         places += [(whole, byte) for part, whole, byte in windows if part == value]
-        over = [source for source, target in inplace if target == value and self._is_last(step, source)]
-        if value in self.grouped:  # of one storage one value is in a group
-            over = [source for source in over if self.grouped.isdisjoint(self.members[self.of_value[source]])]
-        return places + [(source, 0) for source in over]
+        for source in (source for source, target in inplace if target == value and self.last[source] <= step):
+            storage, begin = self.of_value[source], self.within[source]
+            if value in self.grouped and not self.grouped.isdisjoint(self.members[storage]):
+                continue  # of one storage one value is in a group
+            others = [v for v in self._needed(step, storage) if v != source]
+            if not others or not self._overlap(storage, begin, self.graph.sizes[source], others):
+                places.append((source, 0))
+        return places
 
     def _new(self, size: int, start: int) -> int:
         """An empty storage."""
@@ -196,11 +204,6 @@ class _Draft:
         self.stop.append(0)
         return len(self.sizes) - 1
 
-    def _add(self, value: int, storage: int, begin: int) -> None:
-        self.of_value[value], self.within[value] = storage, begin
-        self.members[storage].append(value)
-        self.stop[storage] = max(self.stop[storage], self.last[value] + 1, self.start[storage] + 1)
-
     def _overlap(self, storage: int, begin: int, size: int, values: Iterable[int]) -> bool:
         """Whether any of these values has some of these bytes."""
         return any(
@@ -209,14 +212,6 @@ class _Draft:
             and self.within[v] < begin + size
             for v in values
         )
-
-    def _is_last(self, step: int, source: int) -> bool:
-        """Whether the bytes of an input are needed by nothing else at this step, and by nothing later."""
-        storage = self.of_value[source]
-        if self.last[source] > step:
-            return False
-        others = [v for v in self._needed(step, storage) if v != source]
-        return not others or not self._overlap(storage, self.within[source], self.graph.sizes[source], others)
 
     def _needed(self, step: int, storage: int) -> list[int]:
         """The values of a storage that are needed at this step or later."""
@@ -340,3 +335,139 @@ def run_time_bytes(graph: Graph, sizes: Mapping[str, int]) -> int:
         return 0
     scratch = [Buffer(-1 - step, size, step, step + 1) for step, size in enumerate(graph.workspace) if size]
     return max(0, region_bytes([*buffers, *scratch]) - max(graph.workspace, default=0))
+
+
+def places(graph: Graph, members: Sequence[int], alignment: int) -> dict[int, int]:
+    """The first byte of each member in its group, in their order.
+
+    Between two there are only as many bytes as the alignment takes.
+    """
+    found, end = dict[int, int](), 0
+    for value in members:
+        found[value] = -(-end // alignment) * alignment
+        end = found[value] + graph.sizes[value]
+    return found
+
+
+def in_buckets(graph: Graph, values: Collection[int], first: int, rest: int) -> tuple[tuple[int, ...], ...]:
+    """Values in groups, in the order in which nodes write them: each is full once it has so many bytes.
+
+    Args:
+        graph: Its nodes run in file order.
+        values: By number.
+        first: Bytes of the first group: a small one is full early.
+        rest: Bytes of each later one.
+    """
+    found, size = [list[int]()], 0
+    for value in sorted(values, key=lambda value: (graph.producer[value], value)):
+        if size >= (first if len(found) == 1 else rest):
+            found.append([])
+            size = 0
+        found[-1].append(value)
+        size += graph.sizes[value]
+    return tuple(map(tuple, found)) if values else ()
+
+
+def check_groups(graph: Graph, groups: Sequence[Collection[int]]) -> None:
+    """Every group has members, all of them in the arena, and none is in two groups.
+
+    A group is values that lie side by side in the arena, as one range of bytes that can be sent or added as a whole: a
+    buffer that no node writes. Its members lie inside it at fixed places, in the order in which they are given, and it
+    is there from the first member's first byte to the last one's last read.
+
+    Raises:
+        PlanError: it names the value.
+    """
+    seen: set[int] = set()
+    for members in groups:
+        if not members:
+            raise PlanError("a group has no values: give each at least one.")
+        for value in members:
+            if not 0 <= value < len(graph.values):
+                raise PlanError(f"a group has value {value}, and the graph has {len(graph.values)} values.")
+            if not graph.planned[value]:
+                raise PlanError(f"value '{graph.values[value]}' is in a group, but isn't kept in the arena.")
+    for value in chain.from_iterable(groups):
+        if value in seen:
+            raise PlanError(f"value '{graph.values[value]}' is twice in groups: it has one place.")
+        seen.add(value)
+
+
+TRIES = 100
+"""Storages that are assigned and compared."""
+
+_STEPS = 500_000
+"""Steps of all these together: of large graphs fewer are compared."""
+
+
+def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tuple[Storage, ...]:
+    """The storage without the subviews that a graph leaves optional; and with some, where that needs fewer bytes.
+
+    A subview saves the second copy of a part, and makes the whole live from its first part to the last read of any.
+    Which of both counts depends on what else is alive, so it is tried: from none taken, the subviews around the worst
+    step are added as long as that helps. Those of one dense block hang together, and are tried together before each
+    node for itself.
+
+    Args:
+        graph: Its nodes run in file order.
+        sharing: What may share.
+        alignment: Put on every buffer, in bytes.
+    """
+    plain = assign_storage(graph, sharing, alignment)
+    candidates = _together(graph) if sharing.views and sharing.windows else []
+    if not candidates:
+        return (plain,)
+    best, live = plain, live_bytes(plain.buffers, len(graph.nodes))
+    taken, refused = frozenset[int](), set[int]()
+    for _ in range(min(TRIES, 1 + _STEPS // max(1, len(graph.nodes)))):
+        number = _next(candidates, taken, refused, live)
+        if number is None:
+            break
+        tried = taken | candidates[number].nodes
+        storage = assign_storage(graph, sharing, alignment, windows=tried)
+        other = live_bytes(storage.buffers, len(graph.nodes))
+        # Whether the step with most bytes alive has fewer, or where they are equal the next one, and so on
+        difference = np.sort(other)[::-1] - np.sort(live)[::-1]
+        found = np.flatnonzero(difference)
+        if found.size and difference[found[0]] < 0:
+            best, live, taken, refused = storage, other, tried, set()
+        else:
+            refused.add(number)
+    return (plain, best) if taken else (plain,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Nodes whose windows are tried together, and the first and the last step that need one of their values."""
+
+    nodes: frozenset[int]
+    start: int
+    stop: int
+
+
+def _next(candidates: Sequence[_Together], taken: frozenset[int], refused: set[int], live: np.ndarray) -> int | None:
+    """The next candidate to try: of those that reach the step with most bytes alive."""
+    worst = int(live.argmax())
+    for number, candidate in enumerate(candidates):
+        if number not in refused and candidate.start <= worst <= candidate.stop and candidate.nodes - taken:
+            return number
+    return None
+
+
+def _together(graph: Graph) -> list[_Together]:
+    """All nodes that offer windows of values that hang together, by size; then each node for itself."""
+    steps = [step for step, windows in enumerate(graph.subviews) if windows and graph.optional[step]]
+    if not steps:
+        return []
+    root, together = roots(graph), dict[int, list[int]]()
+    for step in steps:
+        together.setdefault(root[graph.subviews[step][0][0]], []).append(step)
+    last = last_reads(graph)
+    whole = [_of_nodes(graph, nodes, last) for nodes in together.values()]
+    single = [_of_nodes(graph, [step], last) for nodes in together.values() if len(nodes) > 1 for step in nodes]
+    return [*sorted(whole, key=lambda candidate: -len(candidate.nodes)), *single]
+
+
+def _of_nodes(graph: Graph, nodes: Sequence[int], last: Sequence[int]) -> _Together:
+    values = {value for node in nodes for part, whole, _ in graph.subviews[node] for value in (part, whole)}
+    return _Together(frozenset(nodes), min(graph.producer[v] for v in values), max(last[v] for v in values))

@@ -168,7 +168,23 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
     for step, number in enumerate(schedule):
         node = nodes[number]
         if number in seen:
-            made = _again(node, inputs[number], latest, scheduled, step)
+            # Another node that computes the same, from the latest copies of these inputs
+            originals = [None if v is None else latest.get(v, v) for v in inputs[number]]
+            names = iter(scheduled.writes[step])
+            outputs = [
+                ir.Value(name=scheduled.values[next(names)] if v.name else "", type=v.type, shape=v.shape)
+                for v in node.outputs
+            ]
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                originals,
+                node.attributes.values(),
+                outputs=outputs,
+                name=scheduled.nodes[step],
+                version=node.version,
+                metadata_props={**node.metadata_props, AGAIN: scheduled.again[step]},
+            )
             latest.update((a, b) for a, b in zip(node.outputs, made.outputs, strict=True) if a.name)
             node = made
         else:
@@ -177,27 +193,6 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
                     node.replace_input_with(index, latest[value])
         seen.add(number)
         model.graph.append(node)
-
-
-def _again(
-    node: ir.Node, inputs: Sequence[ir.Value | None], latest: dict[ir.Value, ir.Value], scheduled: Graph, step: int
-) -> ir.Node:
-    """Another node that computes the same, from the latest copies of these inputs."""
-    originals = [None if v is None else latest.get(v, v) for v in inputs]
-    names = iter(scheduled.writes[step])
-    outputs = [
-        ir.Value(name=scheduled.values[next(names)] if v.name else "", type=v.type, shape=v.shape) for v in node.outputs
-    ]
-    return ir.Node(
-        node.domain,
-        node.op_type,
-        originals,
-        node.attributes.values(),
-        outputs=outputs,
-        name=scheduled.nodes[step],
-        version=node.version,
-        metadata_props={**node.metadata_props, AGAIN: scheduled.again[step]},
-    )
 
 
 def put_updates_last(model: Model) -> bool:

@@ -38,16 +38,12 @@ def allocated_bytes(model: ir.Model, workspace: Mapping[str, int], *, as_written
     if not as_written:
         nodes = [nodes[number] for number in default_order(nodes)]
     planned, single = _Allocations(model, nodes).buffers()
-    return onnxruntime_bytes(planned, [*single, *_scratch(nodes, workspace)])
-
-
-def _scratch(nodes: list[ir.Node], workspace: Mapping[str, int]) -> list[Buffer]:
-    """The workspace of each node; only its sum was measured, so that it counts as one piece."""
+    # The workspace of each node; only its sum was measured, so that it counts as one piece
     buffers: list[Buffer] = []
     for step, node in enumerate(nodes):
         size, pieces = workspace.get(str(node.name), 0), 2 if node.op_type == "LRN" else 1  # squares, and their sums
         buffers += [Buffer(-1 - 2 * step - i, size // pieces, step, step + 1) for i in range(pieces)]
-    return buffers
+    return onnxruntime_bytes(planned, [*single, *buffers])
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:
@@ -89,25 +85,26 @@ class _Allocations:
         """Of the values inside the model, and of its outputs."""
         for step, node in enumerate(self.nodes):
             for index, value in enumerate(node.outputs):
-                if value.name and dense(value):
-                    self._allocate(step, node, index, value)
+                if not (value.name and dense(value)):
+                    continue
+                shared = None if value in self.results else self._reused(node, index, value)
+                if shared is None:  # memory of its own
+                    self.start[value] = step
+                else:
+                    self.owner[value] = shared
+                    self.uses[shared] = self.uses.get(shared, 0) + self.uses.get(value, 0)
             for value in (*read_values(node), *(v for v in node.outputs if not self.uses.get(v))):
-                self._release(step, self.owner.get(value, value))
+                owner = self.owner.get(value, value)
+                left = self.uses[owner] = self.uses.get(owner, 0) - 1
+                if left <= 0 and owner in self.start:
+                    self.stop[owner] = step + 1
+                    self.dead.setdefault(_kind(owner), []).append(owner)
         planned: list[Buffer] = []
         single: list[Buffer] = []
         for number, (value, start) in enumerate(self.start.items()):
             kind = single if value in self.results else planned
             kind.append(Buffer(number, nbytes(value) or 0, start, self.stop.get(value, len(self.nodes))))
         return planned, single
-
-    def _allocate(self, step: int, node: ir.Node, index: int, value: ir.Value) -> None:
-        """Give an output memory of its own, or that of another value."""
-        owner = None if value in self.results else self._reused(node, index, value)
-        if owner is None:
-            self.start[value] = step
-        else:
-            self.owner[value] = owner
-            self.uses[owner] = self.uses.get(owner, 0) + self.uses.get(value, 0)
 
     def _reused(self, node: ir.Node, index: int, value: ir.Value) -> ir.Value | None:
         for source, target in aliasing.view_pairs(node):
@@ -122,12 +119,6 @@ class _Allocations:
                     return owner
         waiting = self.dead.get(_kind(value)) if value.shape else None
         return waiting.pop() if waiting else None
-
-    def _release(self, step: int, owner: ir.Value) -> None:
-        left = self.uses[owner] = self.uses.get(owner, 0) - 1
-        if left <= 0 and owner in self.start:
-            self.stop[owner] = step + 1
-            self.dead.setdefault(_kind(owner), []).append(owner)
 
 
 def _kind(value: ir.Value) -> Hashable:

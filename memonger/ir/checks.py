@@ -112,17 +112,13 @@ def check_external_data(model: Model) -> None:
             )
         if not path.is_file():
             raise LoadError(f"{model.name}: the external data of tensor '{tensor.name}' is missing: no file {path}.")
-        _check_length(tensor, path, model.name)
-
-
-def _check_length(tensor: ir.ExternalTensor, path: Path, name: str) -> None:
-    start, size = tensor.offset or 0, path.stat().st_size
-    length = tensor.length if tensor.length is not None else tensor.nbytes
-    if start < 0 or length < tensor.nbytes or size < start + length:
-        raise LoadError(
-            f"{name}: the external data of tensor '{tensor.name}' is cut short: {path} has {size} bytes, the tensor "
-            f"needs {tensor.nbytes} from byte {start} and is given {length}."
-        )
+        start, size = tensor.offset or 0, path.stat().st_size
+        length = tensor.length if tensor.length is not None else tensor.nbytes
+        if start < 0 or length < tensor.nbytes or size < start + length:
+            raise LoadError(
+                f"{model.name}: the external data of tensor '{tensor.name}' is cut short: {path} has {size} bytes, the "
+                f"tensor needs {tensor.nbytes} from byte {start} and is given {length}."
+            )
 
 
 def check_versions(model: Model) -> None:
@@ -208,12 +204,6 @@ def check_operators(model: Model, *, is_planned: bool = False) -> None:
     """
     if is_planned and model.foreign and not _signature.cache_info().currsize and _is_right_elsewhere(model):
         return
-    _check_signatures(model, is_planned)
-    if model.foreign:
-        _check_by_onnx(model)
-
-
-def _check_signatures(model: Model, is_planned: bool) -> None:
     for node in model.graph.all_nodes():
         if node.domain in RUNTIME_DOMAINS or (is_planned and node.domain == RANKS):
             continue
@@ -225,21 +215,19 @@ def _check_signatures(model: Model, is_planned: bool) -> None:
         problem = _misuse(node, _signature(node.op_type, opset, node.domain))
         if problem:
             raise LoadError(f"{model.name} is not a valid ONNX model: {described(node)} {problem}.")
-
-
-def _check_by_onnx(model: Model) -> None:
-    """Check the model's nodes by onnx's own checker: each kind once, and in another process what isn't well known."""
-    for is_plain, nodes in _kinds(model).items():
-        if not nodes:
-            continue
-        try:
-            wrong = onnx_process.check_nodes(_nodes_alone(model, nodes), here=is_plain)
-        except RuntimeError as error:
-            raise LoadError(f"{model.name} can't be checked: {root_cause(error)}.") from error
-        if wrong is not None:
-            raise LoadError(
-                f"{model.name} is not a valid ONNX model: {described(nodes[wrong[0]])}: {wrong[1].rstrip('.')}."
-            )
+    if model.foreign:
+        # onnx's own checker sees each kind once, and in another process what isn't well known
+        for is_plain, nodes in _kinds(model).items():
+            if not nodes:
+                continue
+            try:
+                wrong = onnx_process.check_nodes(_nodes_alone(model, nodes), here=is_plain)
+            except RuntimeError as error:
+                raise LoadError(f"{model.name} can't be checked: {root_cause(error)}.") from error
+            if wrong is not None:
+                raise LoadError(
+                    f"{model.name} is not a valid ONNX model: {described(nodes[wrong[0]])}: {wrong[1].rstrip('.')}."
+                )
 
 
 def _is_right_elsewhere(model: Model) -> bool:
@@ -287,14 +275,11 @@ def _nodes_alone(model: Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
 
 def _kind(node: ir.Node) -> object:
     """What the checker tells nodes apart by."""
-    attributes = tuple((one.name, one.type, repr(one.value)) for one in _plain_attributes(node))
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    plain = [one for one in node.attributes.values() if not isinstance(one, ir.Attr) or one.type not in graphs]
+    attributes = tuple((one.name, one.type, repr(one.value)) for one in plain)
     inputs = tuple(value is not None for value in node.inputs)
     return node.op_identifier(), attributes, inputs, len(node.outputs)
-
-
-def _plain_attributes(node: ir.Node) -> list[ir.Attr]:
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return [one for one in node.attributes.values() if not isinstance(one, ir.Attr) or one.type not in graphs]
 
 
 def _alone(node: ir.Node) -> onnx.NodeProto:

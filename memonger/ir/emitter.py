@@ -384,7 +384,10 @@ class Emitter:
 
         Equal nodes on equal shapes are inferred once.
         """
-        key = _signature(node)
+        # What the types and shapes of a node's outputs depend on
+        inputs = tuple(_input_signature(value) for value in node.inputs)
+        attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
+        key = node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
         if key not in self._inferences:
             self._inferences[key] = self._inferred(node)
         for value, inferred in zip(node.outputs, self._inferences[key], strict=True):
@@ -396,7 +399,22 @@ class Emitter:
 
     def _inferred(self, node: ir.Node) -> list[tuple[ir.DataType, ir.Shape] | None]:
         try:
-            protos = self._protos(node)
+            inputs = {str(v.name): v for v in node.inputs if v is not None}
+            contents = {
+                name: ir.serde.serialize_tensor(v.const_value)
+                for name, v in inputs.items()
+                if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
+            }
+            make_type = onnx.helper.make_tensor_type_proto
+            types = {name: make_type(int(v.dtype or 0), static_shape(v)) for name, v in inputs.items()}
+            protos = onnx.shape_inference.infer_node_outputs(
+                onnx.defs.get_schema(node.op_type, self.opset, ""),
+                ir.serde.serialize_node(node),
+                types,
+                contents,
+                opset_imports=self._opsets,
+                ir_version=10,
+            )
         except INFERENCE_ERRORS as error:
             problem = " ".join(str(error).split())
             raise PlanError(
@@ -412,22 +430,6 @@ class Emitter:
             results.append((kind.dtype, ir.Shape(dims, frozen=True)) if static and kind is not None else None)
         return results
 
-    def _protos(self, node: ir.Node) -> Mapping[str, onnx.TypeProto]:
-        inputs = {str(v.name): v for v in node.inputs if v is not None}
-        contents = {
-            name: ir.serde.serialize_tensor(v.const_value)
-            for name, v in inputs.items()
-            if v.const_value is not None and not v.is_graph_input() and v.const_value.size <= SMALL
-        }
-        return onnx.shape_inference.infer_node_outputs(
-            onnx.defs.get_schema(node.op_type, self.opset, ""),
-            ir.serde.serialize_node(node),
-            {name: _type_proto(v) for name, v in inputs.items()},
-            contents,
-            opset_imports=self._opsets,
-            ir_version=10,
-        )
-
 
 def as_attributes(given: Mapping[str, Attribute]) -> dict[str, Any]:
     """Those that aren't None, lists of whole numbers made attributes.
@@ -436,14 +438,12 @@ def as_attributes(given: Mapping[str, Attribute]) -> dict[str, Any]:
     millisecond.
     """
     return {
-        name: ir.AttrInt64s(name, value) if isinstance(value, list | tuple) and _are_whole(value) else value
+        name: ir.AttrInt64s(name, value)
+        if isinstance(value, list | tuple) and value and all(type(number) is int for number in value)
+        else value
         for name, value in given.items()
         if value is not None
     }
-
-
-def _are_whole(numbers: Sequence[float]) -> bool:
-    return bool(numbers) and all(type(number) is int for number in numbers)
 
 
 def _runs_along(node: ir.Node, op_type: str, axis: int) -> bool:
@@ -466,24 +466,12 @@ def _block(count: int) -> int:
     return count // below
 
 
-def _signature(node: ir.Node) -> tuple[object, ...]:
-    """What the types and shapes of a node's outputs depend on."""
-    inputs = tuple(_input_signature(value) for value in node.inputs)
-    attributes = tuple((name, repr(attribute.value)) for name, attribute in sorted(node.attributes.items()))
-    return node.op_type, inputs, attributes, tuple(bool(value.name) for value in node.outputs)
-
-
 def _input_signature(value: ir.Value | None) -> object:
     if value is None:
         return None
     content = value.const_value
     small = content is not None and not value.is_graph_input() and content.size <= SMALL
     return value.dtype, None if value.shape is None else value.shape.dims, value.name if small else None
-
-
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
-    dims = static_shape(value)
-    return onnx.helper.make_tensor_type_proto(int(value.dtype or 0), dims)
 
 
 @contextmanager

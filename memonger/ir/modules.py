@@ -26,7 +26,16 @@ def module_of(node: ir.Node) -> str | None:
     """
     scopes = node.metadata_props.get(SCOPES)
     if scopes is None:
-        return _module_in(node.name or "")
+        # Of ``/layers/layers.0/conv/Conv`` ``layers.0.conv``: a part that repeats the one before it goes on from there.
+        name = node.name or ""
+        if not name.startswith("/"):
+            return None
+        path: list[str] = []
+        for part in name.split("/")[1:-1]:
+            if path and part.startswith(path[-1] + "."):
+                path.pop()
+            path.append(part)
+        return ".".join(path) or None
     try:
         names = ast.literal_eval(scopes)
         return str(names[-2]) or None
@@ -43,18 +52,6 @@ def padding_row(node: ir.Node) -> int | None:
 def reads_parameter(node: ir.Node) -> bool:
     """Whether PyTorch's exporter says that the call it translated into this node read a parameter."""
     return "%p_" in node.metadata_props.get(_TRACED, "")
-
-
-def _module_in(name: str) -> str | None:
-    """Of ``/layers/layers.0/conv/Conv`` ``layers.0.conv``: a part that repeats the one before it goes on from there."""
-    if not name.startswith("/"):
-        return None
-    path: list[str] = []
-    for part in name.split("/")[1:-1]:
-        if path and part.startswith(path[-1] + "."):
-            path.pop()
-        path.append(part)
-    return ".".join(path) or None
 
 
 def carry_modules(model: Model, source: ir.Model) -> bool:

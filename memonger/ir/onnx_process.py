@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, Any
 
 import onnx
@@ -170,27 +171,6 @@ def _answer(what: str, data: bytes, options: dict[str, Any]) -> bytes:
     return onnx.shape_inference.infer_shapes(model, **options).SerializeToString()
 
 
-def _address_space() -> int:
-    """Bytes of address space that this process has: of the libraries, most of it never touched."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 1 << 30
-
-
-def _allowed() -> list[int]:
-    """A quarter of the memory that a container lets its processes take, where it says so."""
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:
-                found.append(int(file.read()) // 4)
-        except (OSError, ValueError):  # "max"
-            continue
-    return found
-
-
 def _wrong_node(model: onnx.ModelProto) -> tuple[int, str] | None:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = model.ir_version
@@ -213,7 +193,18 @@ def _serve() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = _address_space() + min(MEMORY, machine // 4, *_allowed())
+        # A quarter of the memory that a container lets its processes take, where it says so
+        found = []
+        for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+            try:
+                with open(path) as file:
+                    found.append(int(file.read()) // 4)
+            except (OSError, ValueError):  # "max"
+                continue
+        used = 1 << 30  # address space of the libraries, most of it never touched
+        with suppress(OSError), open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = used + min(MEMORY, machine // 4, *found)
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

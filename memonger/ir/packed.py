@@ -68,7 +68,8 @@ def packed_size(value: ir.Value) -> int | None:
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
         return None
-    transposed = {_is_transposed(node) for node, index in value.uses() if is_packing(node, index)}
+    attributes = [node.attributes.get("transB") for node, index in value.uses() if is_packing(node, index)]
+    transposed = {bool(one is not None and not one.is_ref() and one.as_int()) for one in attributes}
     if len(transposed) != 1:
         return None
     rows, columns = (int(dim) for dim in tensor.shape.numpy())
@@ -80,12 +81,6 @@ def packed_size(value: ir.Value) -> int | None:
 def is_packing(node: ir.Node, index: int) -> bool:
     """Whether a node is a product, and an input its right operand."""
     return index == 1 and operator_name(node) in _PRODUCTS
-
-
-def _is_transposed(node: ir.Node) -> bool:
-    """Whether a product multiplies by its right operand transposed."""
-    attribute = node.attributes.get("transB")
-    return bool(attribute is not None and not attribute.is_ref() and attribute.as_int())
 
 
 def packed_of(tensor: ir.TensorProtocol | None) -> Packed | None:

@@ -49,26 +49,20 @@ def parts_of(node: ir.Node) -> tuple[Part, ...]:
     if node.domain or any(value is None for value in node.inputs):
         return ()
     if node.op_type == "Concat" and len(node.inputs) > 1:
-        return _joined(node)
+        return _side_by_side(node, node.outputs[0], node.inputs, is_cut=False)
     if node.op_type == "Split":
-        return _split(node)
+        whole = node.inputs[0]
+        return () if whole is None else _side_by_side(node, whole, node.outputs, is_cut=True)
     return _cut(node) if node.op_type == "Slice" and len(node.outputs) == 1 else ()
-
-
-def _joined(node: ir.Node) -> tuple[Part, ...]:
-    return _side_by_side(node, node.outputs[0], node.inputs, is_cut=False)
-
-
-def _split(node: ir.Node) -> tuple[Part, ...]:
-    whole = node.inputs[0]
-    return () if whole is None else _side_by_side(node, whole, node.outputs, is_cut=True)
 
 
 def _side_by_side(
     node: ir.Node, whole: ir.Value, values: Sequence[ir.Value | None], *, is_cut: bool
 ) -> tuple[Part, ...]:
     """Values that are one after the other in the whole along the node's axis, the first one of a Split by default."""
-    shape, axis = static_shape(whole), _axis(node, 0 if is_cut else None)
+    shape, axis, given = static_shape(whole), 0 if is_cut else None, node.attributes.get("axis")
+    if given is not None:
+        axis = given.as_int() if given.type == ir.AttributeType.INT else None
     if shape is None or axis is None or not -len(shape) <= axis < len(shape):
         return ()
     axis %= len(shape)
@@ -82,13 +76,6 @@ def _side_by_side(
         found.append(Part(whole, part, axis, begin, is_cut))
         begin += own[axis]
     return tuple(found) if begin == shape[axis] else ()
-
-
-def _axis(node: ir.Node, default: int | None) -> int | None:
-    attribute = node.attributes.get("axis")
-    if attribute is None:
-        return default
-    return attribute.as_int() if attribute.type == ir.AttributeType.INT else None
 
 
 def _cut(node: ir.Node) -> tuple[Part, ...]:

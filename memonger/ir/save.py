@@ -111,8 +111,12 @@ def check_not_its_weights(model: ir.Model, path: Path) -> None:
 
 def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
     try:
-        kept = _kept_in_place(planned, path.parent)
-        _read_in_attributes(planned, kept)
+        # External data that can be referred to, as it lies in the folder the model is written to: all of it, or none
+        tensors = list(external_tensors(planned))
+        there = frozenset(tensor for tensor in tensors if Path(tensor.base_dir).resolve() == path.parent.resolve())
+        asked = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
+        kept = there if len(there) == len(set(tensors)) else asked
+        read_in(planned, {*kept, *_weights(planned)})
         if sum(tensor.nbytes for tensor in _weights(planned) if tensor not in kept) < limit:
             read_in(planned, kept)
             finish(planned)
@@ -141,7 +145,14 @@ def _write_with_data(
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
         for value, offset in placed:
-            _refer(value, data, offset, path.parent, copies.get(value))
+            tensor = value.const_value
+            assert tensor is not None
+            value.const_value = ir.ExternalTensor(
+                data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name),
+                base_dir=path.parent,
+            )  # fmt: skip
+            if value in copies:
+                value.const_value.meta[META] = copies[value]
         finish(model)
         with (folder / path.name).open("wb") as target:
             target.write(ir.serde.serialize_model(model).SerializeToString())
@@ -150,7 +161,12 @@ def _write_with_data(
         with locked(path.parent):
             os.replace(folder / "data", path.parent / data)
             os.replace(folder / path.name, path)
-            _sweep(path, data)
+            # Remove earlier weights of a model, where no model in the folder refers to them any more
+            old = re.compile(re.escape(path.name) + rf"\.[0-9a-f]{{{DIGEST}}}\.data")
+            for entry in list(path.parent.iterdir()):
+                is_old = entry.name != data and old.fullmatch(entry.name)
+                if is_old and not any(mentions(other, entry.name) for other in path.parent.glob("*.onnx")):
+                    entry.unlink(missing_ok=True)
 
 
 class _FileWriter:
@@ -202,27 +218,6 @@ def _weights_in_order(model: ir.Model, kept: Kept) -> list[tuple[ir.Value, ir.Te
     return list(found.items())
 
 
-def _refer(value: ir.Value, data: str, offset: int, folder: Path, packed: Packed | None) -> None:
-    """Let a weight lie in a file."""
-    tensor = value.const_value
-    assert tensor is not None
-    placed = ir.ExternalTensor(
-        data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name), base_dir=folder
-    )
-    if packed is not None:
-        placed.meta[META] = packed
-    value.const_value = placed
-
-
-def _sweep(path: Path, data: str) -> None:
-    """Remove earlier weights of a model, where no model in the folder refers to them any more."""
-    old = re.compile(re.escape(path.name) + rf"\.[0-9a-f]{{{DIGEST}}}\.data")
-    for entry in list(path.parent.iterdir()):
-        is_old = entry.name != data and old.fullmatch(entry.name)
-        if is_old and not any(mentions(other, entry.name) for other in path.parent.glob("*.onnx")):
-            entry.unlink(missing_ok=True)
-
-
 def mentions(file: Path, name: str) -> bool:
     """Whether a name stands in a file; read, not mapped, as mapped pages would count as this process's memory."""
     wanted, before = name.encode(), b""
@@ -239,21 +234,6 @@ def mentions(file: Path, name: str) -> bool:
 def read_in(model: ir.Model, kept: Kept = ()) -> None:
     """Put external data into a model, in place, but for what is kept where it is."""
     replace_external(model, lambda tensor: tensor if tensor in kept else in_memory(tensor))
-
-
-def _read_in_attributes(model: ir.Model, kept: Kept) -> None:
-    read_in(model, {*kept, *_weights(model)})
-
-
-def _kept_in_place(model: ir.Model, folder: Path) -> frozenset[ir.TensorProtocol]:
-    """External data that can be referred to, as it lies in the folder the model is written to: all of it, or none.
-
-    What a caller has pointed there (`refer_to`) is kept beside data that isn't there.
-    """
-    tensors = list(external_tensors(model))
-    there = frozenset(tensor for tensor in tensors if Path(tensor.base_dir).resolve() == folder.resolve())
-    asked = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
-    return there if len(there) == len(set(tensors)) else asked
 
 
 REFERRED = "memonger.referred"

@@ -122,12 +122,7 @@ def read(model: ir.Model, name: str) -> Training | None:
         problem = f"is malformed at {error.where}, which {error.problem}"
         raise PlanError(f"{name}: its metadata '{KEY}' {problem}: differentiate the model again.") from error
     _check_names(model, training, name)
-    _check_roles(training, name)
-    return training
-
-
-def _check_roles(training: Training, name: str) -> None:
-    """No input has two roles, only what persists is updated, and scalars have roles that a session feeds."""
+    # No input has two roles, only what persists is updated, and scalars have roles that a session feeds
     kept = (*training.parameters, *training.statistics, *training.state, *training.accumulated.values())
     counts = Counter(kept)
     wrong = [
@@ -152,6 +147,7 @@ def _check_roles(training: Training, name: str) -> None:
         wrong.append("a loss has a sum without a weight, or a weight without a sum")
     if wrong:
         raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {wrong[0]}. Differentiate the model again.")
+    return training
 
 
 def _check_names(model: ir.Model, training: Training, name: str) -> None:

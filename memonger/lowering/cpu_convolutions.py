@@ -18,7 +18,6 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 
-from memonger.autodiff.rules.convolution import SMALL_BATCH, pointwise_image
 from memonger.devices import CPU
 from memonger.files import ScratchFolder
 from memonger.ir.decoding import DecodingError, decode
@@ -216,6 +215,8 @@ def _by_products(form: _Form, node: ir.Node) -> ir.Value | None:
     onnxruntime's ConvTranspose transposes the weight at each run: where that is larger than the image, this takes 0.2
     to 0.8 of its time. Else it takes 0.9, and more memory.
     """
+    from memonger.autodiff.rules.convolution import SMALL_BATCH, pointwise_image  # here: inference needs no rules
+
     op, x, w, y = form.op, form.op.given(node, 0), form.op.given(node, 1), node.outputs[0]
     if op.attribute(node, "group", 1) > 1 or len(node.inputs) > 2 or x.dtype != ir.DataType.FLOAT:
         return None

@@ -40,8 +40,7 @@ from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import LEND_ALL
 from memonger.shapes import open_dims
-from memonger.shapes.folding import run_time_sized
-from memonger.shapes.inference import forget_symbolic, infer_once
+from memonger.shapes.inference import forget_symbolic, infer_once, run_time_sized
 from memonger.shapes.ranges import DimRange
 from memonger.units import in_full
 from memonger.words import option

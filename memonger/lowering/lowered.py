@@ -16,7 +16,7 @@ from memonger.ir.marks import forget_composites
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
-from memonger.ir.unused import remove_unused
+from memonger.ir.rewrite import remove_unused
 from memonger.plan_records import Spent
 from memonger.words import option
 

@@ -37,13 +37,25 @@ def bind(
     for value in tensors:
         _give_rank(name, value, input_shapes.get(str(value.name)))
     _check_names(name, tensors, dims)
-    sizes = _sizes_by_shape(name, tensors, dims, input_shapes)
+    # The sizes in ``dims`` and those that whole input shapes give besides, by place
+    sizes = dict(dims)
+    for value in tensors:
+        given = input_shapes.get(str(value.name))
+        if given is None:
+            continue
+        if len(_dims(value)) != len(given):
+            raise LoadError(
+                f"{name}: input '{value.name}' has {len(_dims(value))} dimensions; {list(given)} was given."
+            )
+        for axis, (dim, size) in enumerate(zip(_dims(value), given, strict=True)):
+            if not isinstance(dim, int) and _symbol(dim) not in dims:
+                sizes.setdefault(_key(value, axis), size)
     notes: tuple[str, ...] = ()
     if batch is not None:
         sizes = {**_batch_sizes(tensors, name, batch), **sizes}
     elif left := _open_batch(tensors, sizes):
         batch, sizes = 1, {**dict.fromkeys(left, 1), **sizes}
-        notes = (_open_batch_note(left),)
+        notes = (f"the batch ({quoted(left, 3)}) has no size: it is 1, unless {option('batch', N)} says another.",)
     sizes = {**_sums(tensors, sizes), **sizes}
     _check_sizes(name, tensors, sizes)
     bound = [ir.Shape([_size(name, v, axis, dim, sizes) for axis, dim in enumerate(_dims(v))]) for v in tensors]
@@ -68,7 +80,16 @@ def bind_open(
         LoadError: as `bind`; a dimension with a range is fixed.
     """
     tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
-    ranges = {**ranges, **_sum_ranges(tensors, dims, ranges)}
+    # Ranges of dimensions whose names are sums of those with ranges, and of sizes
+    found = {}
+    for name in _open_names(tensors):
+        terms = terms_of(name)
+        if name not in ranges and name not in dims and len(terms) > 1 and terms.keys() <= {"", *dims, *ranges}:
+            try:
+                found[name] = in_terms_of(terms, dims, ranges)
+            except ValueError as error:
+                raise LoadError(f"dimension {name!r} follows from others, and {error}.") from error
+    ranges = {**ranges, **{name: one for name, one in found.items() if not terms_of(one.equals).keys() <= {""}}}
     places: dict[str, list[str]] = {name: [] for name in ranges}
     for value in tensors:
         for axis, dim in enumerate(_dims(value)):
@@ -103,21 +124,6 @@ def _sums(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> dict[str, int
     return found
 
 
-def _sum_ranges(
-    values: Sequence[ir.Value], dims: Mapping[str, int], ranges: Mapping[str, DimRange]
-) -> dict[str, DimRange]:
-    """Ranges of dimensions whose names are sums of those with ranges, and of sizes."""
-    found = {}
-    for name in _open_names(values):
-        terms = terms_of(name)
-        if name not in ranges and name not in dims and len(terms) > 1 and terms.keys() <= {"", *dims, *ranges}:
-            try:
-                found[name] = in_terms_of(terms, dims, ranges)
-            except ValueError as error:
-                raise LoadError(f"dimension {name!r} follows from others, and {error}.") from error
-    return {name: one for name, one in found.items() if not terms_of(one.equals).keys() <= {""}}
-
-
 def _is_size(given: object) -> bool:
     return not isinstance(given, bool) and isinstance(given, numbers.Integral) and int(given) >= 0
 
@@ -137,10 +143,6 @@ def _open_batch(values: Sequence[ir.Value], sizes: Mapping[str, int]) -> list[st
     left = list(dict.fromkeys(each[-1] for each in keys if not any(key in sizes for key in each)))
     symbols = {_symbol(_dims(value)[0]) for value in first}
     return left if len(symbols) == 1 else [key for key in left if key in symbols and _BATCH.search(key)]
-
-
-def _open_batch_note(left: Sequence[str]) -> str:
-    return f"the batch ({quoted(left, 3)}) has no size: it is 1, unless {option('batch', N)} says another."
 
 
 def _dims(value: ir.Value) -> tuple[Dim, ...]:
@@ -188,25 +190,6 @@ def _check_names(name: str, values: Sequence[ir.Value], dims: Mapping[str, int])
         + (f"it has {quoted(open_names)}." if open_names else "all of its dimensions are fixed.")
         + did_you_mean(unknown[0], open_names)
     )
-
-
-def _sizes_by_shape(
-    name: str, values: Sequence[ir.Value], dims: Mapping[str, int], given: Mapping[str, Sequence[int]]
-) -> dict[str, int]:
-    """The sizes in ``dims`` and those that whole input shapes give besides, by place."""
-    sizes = dict(dims)
-    for value in values:
-        shape = given.get(str(value.name))
-        if shape is None:
-            continue
-        if len(_dims(value)) != len(shape):
-            raise LoadError(
-                f"{name}: input '{value.name}' has {len(_dims(value))} dimensions; {list(shape)} was given."
-            )
-        for axis, (dim, size) in enumerate(zip(_dims(value), shape, strict=True)):
-            if not isinstance(dim, int) and _symbol(dim) not in dims:
-                sizes.setdefault(_key(value, axis), size)
-    return sizes
 
 
 def _batch_sizes(values: Sequence[ir.Value], name: str, batch: int) -> dict[str, int]:

@@ -16,9 +16,9 @@ from memonger.files import ScratchFolder
 from memonger.ir import save
 from memonger.ir.checks import root_cause
 from memonger.ir.model import Model
+from memonger.ir.rewrite import remove_unused
 from memonger.ir.tensors import is_large
 from memonger.ir.training_roles import Training
-from memonger.ir.unused import remove_unused
 from memonger.ir.values import input_at, tensor_shape
 from memonger.model import load
 from memonger.units import MiB
@@ -101,7 +101,15 @@ def to_inference_form(forward: ir.Model) -> None:
             continue
         if node.op_type == "BatchNormalization" and node.attributes.get_int("training_mode", 0) == 1:
             del node.attributes["training_mode"]
-            _read_statistics_as_they_are(forward, node)
+            # Leave a BatchNormalization its first output alone
+            for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
+                if new in forward.graph.outputs:
+                    forward.graph.outputs.remove(new)
+                if node.graph is not None and (new.uses() or new.is_graph_output()):
+                    same = ir.node("Identity", [old], name=f"{node.name}.{new.name}")
+                    node.graph.insert_before(node, same)
+                    new.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
+            node.resize_outputs(1)
         elif node.op_type == "Dropout" and (drops := input_at(node, 2)) is not None:
             if drops.producer() is None and drops.is_graph_input() and drops.const_value is None:
                 continue  # it is fed
@@ -111,18 +119,6 @@ def to_inference_form(forward: ir.Model) -> None:
         turned = True
     if turned:
         remove_unused(Model(forward, str(forward.graph.name)))
-
-
-def _read_statistics_as_they_are(forward: ir.Model, node: ir.Node) -> None:
-    """Leave a BatchNormalization its first output alone."""
-    for old, new in zip(node.inputs[3:5], node.outputs[1:3], strict=False):
-        if new in forward.graph.outputs:
-            forward.graph.outputs.remove(new)
-        if node.graph is not None and (new.uses() or new.is_graph_output()):
-            same = ir.node("Identity", [old], name=f"{node.name}.{new.name}")
-            node.graph.insert_before(node, same)
-            new.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
-    node.resize_outputs(1)
 
 
 def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:

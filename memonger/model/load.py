@@ -9,6 +9,7 @@ import os
 import reprlib
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,39 @@ def _copy(source: Source) -> Model:
             return _from_proto(proto, "<onnx.ModelProto>", None, files)
     if not isinstance(source, str | os.PathLike):
         raise LoadError(_no_source(source))
-    return _from_file(Path(source))
+    path = Path(source)
+    if path.is_dir():
+        raise LoadError(f"{path} is a folder: name the .onnx file in it.")
+    spilled = None
+    try:
+        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise LoadError(f"{path} is a device or socket: a model is read from a file or a pipe.")
+        spilled = wire.read_spilled(path) if form == "protobuf" else None
+        if spilled is not None:
+            proto = spilled[0]
+        else:
+            data = _content(path)
+            proto = onnx_process.parse_text(data) if form == "onnxtxt" else onnx.load_from_string(data, form)
+    except FileNotFoundError:
+        beside = list[str]()
+        with suppress(OSError, ValueError):
+            beside = [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix == ".onnx"]
+        raise LoadError(f"{path}: no such file.{did_you_mean(str(path), beside)}") from None
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
+    except (
+        DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
+        AttributeError, RecursionError, RuntimeError,
+    ) as error:  # fmt: skip
+        hint = _HINTS.get(path.suffix.lower(), "")
+        raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
+    model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
+    if spilled is not None:
+        wire.bind(model.ir, spilled[1])
+    _follow_links(model.ir, path.parent.resolve(), path.resolve().parent)
+    return model
 
 
 def _no_source(given: object) -> str:
@@ -262,41 +295,6 @@ def _no_source(given: object) -> str:
         "a model is given as a path, as bytes, or as an onnx.ModelProto, onnx_ir.Model or memonger.Model, not as "
         f"{reprlib.repr(given)}."
     )
-
-
-def _from_file(path: Path) -> Model:
-    if path.is_dir():
-        raise LoadError(f"{path} is a folder: name the .onnx file in it.")
-    spilled = None
-    try:
-        form = onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
-        _check_kind(path)
-        spilled = wire.read_spilled(path) if form == "protobuf" else None
-        if spilled is not None:
-            proto = spilled[0]
-        else:
-            data = _content(path)
-            proto = onnx_process.parse_text(data) if form == "onnxtxt" else onnx.load_from_string(data, form)
-    except FileNotFoundError:
-        raise LoadError(f"{path}: no such file.{did_you_mean(str(path), _beside(path))}") from None
-    except OSError as error:
-        raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
-    except _not_a_model() as error:
-        hint = _HINTS.get(path.suffix.lower(), "")
-        raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
-    model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
-    if spilled is not None:
-        wire.bind(model.ir, spilled[1])
-    _follow_links(model.ir, path.parent.resolve(), path.resolve().parent)
-    return model
-
-
-def _not_a_model() -> tuple[type[Exception], ...]:
-    """What onnx raises for a file it can't make sense of, in any of its formats: asked for once it has raised."""
-    return (
-        DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
-        AttributeError, RecursionError, RuntimeError,
-    )  # fmt: skip
 
 
 def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:
@@ -315,18 +313,6 @@ def _follow_links(model: ir.Model, folder: Path, home: Path) -> None:
 
     if home != folder:
         replace_external(model, followed)
-
-
-def _check_kind(path: Path) -> None:
-    """Check that a path is a file or a pipe.
-
-    Raises:
-        LoadError: it is neither.
-        OSError: it can't be looked at.
-    """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-        raise LoadError(f"{path} is a device or socket: a model is read from a file or a pipe.")
 
 
 def _content(path: Path) -> bytes:
@@ -358,14 +344,6 @@ _HINTS = {
     ".tflite": " tf2onnx makes one of a TFLite model.", ".pb": " tf2onnx makes one of a TensorFlow graph.",
 }  # fmt: skip
 """What to say of other tools' files, by how their names end."""
-
-
-def _beside(path: Path) -> list[str]:
-    """Models in the folder of a file that isn't there."""
-    try:
-        return [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix == ".onnx"]
-    except (OSError, ValueError):
-        return []
 
 
 def _parse(data: bytes, name: str) -> onnx.ModelProto:

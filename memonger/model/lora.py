@@ -111,7 +111,12 @@ def add_lora(
         PlanError: a pattern names no weight of a product; the rank is above a weight's side; the model has adapters,
             or is in training form, already.
     """
-    _check_numbers(rank, alpha, seed)
+    if type(rank) is not int or rank < 1:
+        raise PlanError(f"the rank of adapters must be a whole number, 1 or more, not {rank!r}.")
+    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
+        raise PlanError(f"alpha must be a finite number above 0, not {alpha!r}.")
+    if type(seed) is not int or seed < 0:
+        raise PlanError(f"seed must be a whole number, 0 or more, not {seed!r}.")
     model = load(source, batch=batch, dims=dims)
     if KEY in model.ir.metadata_props:
         raise PlanError(f"{model.name} has adapters already: memonger.merge_lora writes them into its weights.")
@@ -123,31 +128,17 @@ def add_lora(
     op, adapters = Emitter(copy.ir), []
     for name in _chosen(copy, products, [pattern] if isinstance(pattern, str) else pattern):
         weight = copy.graph.initializers[name]
-        _check_rank(copy.name, weight, rank)
+        if rank > min(sides := static_shape(weight) or (0,)):
+            raise PlanError(
+                f"{copy.name}: rank {rank} is above the smaller side of '{weight.name}', which is {list(sides)}: "
+                "choose a smaller rank, or a pattern that leaves it out."
+            )
         adapter = Adapter(name, f"{name}.lora_A", f"{name}.lora_B", (alpha or rank) / rank, products[name][0].swapped)
         _add(op, adapter, weight, rank, products[name], seed)
         adapters.append(adapter)
     copy.ir.metadata_props[KEY] = json.dumps(asdict(_Listed(tuple(adapters))), separators=(",", ":"))
     copy.ir.metadata_props[parameters.KEY] = json.dumps([name for each in adapters for name in (each.a, each.b)])
     return copy
-
-
-def _check_numbers(rank: int, alpha: float | None, seed: int) -> None:
-    if type(rank) is not int or rank < 1:
-        raise PlanError(f"the rank of adapters must be a whole number, 1 or more, not {rank!r}.")
-    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
-        raise PlanError(f"alpha must be a finite number above 0, not {alpha!r}.")
-    if type(seed) is not int or seed < 0:
-        raise PlanError(f"seed must be a whole number, 0 or more, not {seed!r}.")
-
-
-def _check_rank(model: str, weight: ir.Value, rank: int) -> None:
-    dims = static_shape(weight) or (0,)
-    if rank > min(dims):
-        raise PlanError(
-            f"{model}: rank {rank} is above the smaller side of '{weight.name}', which is {list(dims)}: choose a "
-            "smaller rank, or a pattern that leaves it out."
-        )
 
 
 def _products(model: Model, trained: Sequence[str]) -> dict[str, list[_Product]]:

@@ -1,7 +1,5 @@
 """One operator set: gradients, and what is written for a device, are for one version of the operators."""
 
-from collections.abc import Mapping
-
 import onnx
 import onnx_ir as ir
 
@@ -73,19 +71,15 @@ def _convert(model: Model, opset: int) -> None:
         if value.name in constants:
             value.meta["constant"] = True
     load.lift_constants(model)
-    _match_settings(model.ir, types)
+    # onnx's converter writes what was an attribute in float32, whatever the type of the first input
+    for node in model.ir.graph:
+        for index in facts(node).once_attributes:
+            setting, first = (node.inputs[k] if k < len(node.inputs) else None for k in (index, 0))
+            wanted = None if first is None else types.get(first.name)
+            if setting is None or setting.const_value is None or wanted is None or setting.dtype == wanted:
+                continue
+            content = setting.const_value.numpy().astype(wanted.numpy())
+            setting.const_value = ir.tensor(content, dtype=wanted, name=setting.name)
+            setting.type = ir.TensorType(wanted)
     checks.sort_nodes(model)
     infer_shapes(model)
-
-
-def _match_settings(model: ir.Model, types: Mapping[str | None, ir.DataType | None]) -> None:
-    """onnx's converter writes what was an attribute in float32, whatever the type of the first input."""
-    for node in model.graph:
-        for index in facts(node).once_attributes:
-            value, first = (node.inputs[k] if k < len(node.inputs) else None for k in (index, 0))
-            wanted = None if first is None else types.get(first.name)
-            if value is None or value.const_value is None or wanted is None or value.dtype == wanted:
-                continue
-            content = value.const_value.numpy().astype(wanted.numpy())
-            value.const_value = ir.tensor(content, dtype=wanted, name=value.name)
-            value.type = ir.TensorType(wanted)

@@ -38,7 +38,14 @@ def trainable(model: Model) -> tuple[str, ...]:
     """
     listed = model.ir.metadata_props.get(KEY)
     if listed is not None:
-        return _listed(model, listed)
+        try:
+            names = json.loads(listed)
+        except (ValueError, RecursionError):
+            names = None
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")
+        there = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
+        return tuple(n for n in names if n in there)
     values = [v for v in model.graph.initializers.values() if is_floating(v) and not v.meta.get("constant")]
     kinds = {str(v.name): v.metadata_props[EXPORTED_KIND] for v in values if EXPORTED_KIND in v.metadata_props}
     if kinds:
@@ -46,17 +53,6 @@ def trainable(model: Model) -> tuple[str, ...]:
         names = ((str(v.name), v) for v in values)
         return tuple(name for name, v in names if name in told or (name not in kinds and _is_folded(v)))
     return tuple(str(v.name) for v in values if not _is_setting(v))
-
-
-def _listed(model: Model, text: str) -> tuple[str, ...]:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise PlanError(f"{model.name}: its metadata '{KEY}' is not a JSON list of names.")
-    there = {str(v.name) for v in (*model.graph.initializers.values(), *model.graph.inputs)}
-    return tuple(n for n in names if n in there)
 
 
 def _is_folded(value: ir.Value) -> bool:

@@ -15,7 +15,6 @@ from typing import Literal, Unpack
 
 import onnx_ir as ir
 
-from memonger.autodiff.training_mode import to_training_mode
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.graph.liveness import assign_storage, needed_bytes
 from memonger.ir import training_roles
@@ -238,7 +237,11 @@ class Changes:
         model = load(source, batch=batch, dims=Options(mode="training", batch=batch, dims=dims).sizes)
         if self.rank is not None:
             model = add_lora(model, self.rank, self.pattern)
-        return to_training_mode(model) if self.train_mode else model
+        if not self.train_mode:
+            return model
+        from memonger.autodiff.training_mode import to_training_mode
+
+        return to_training_mode(model)
 
 
 @dataclass(slots=True)

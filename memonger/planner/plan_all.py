@@ -16,7 +16,6 @@ from typing import Any, Unpack, get_args
 
 import onnx_ir as ir
 
-from memonger.autodiff.training_mode import to_training_mode
 from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError
 from memonger.files import SETTINGS, add_json, check_outside, new_folder
 from memonger.ir.model import Model
@@ -259,12 +258,6 @@ def _portable(name: str, source: Any) -> Any:
     return dataclasses.replace(source, ir=_portable(name, source.ir)) if isinstance(source, Model) else source
 
 
-def _found(source: Any) -> Any:
-    """What `_portable` made of a model as a model again."""
-    is_portable = isinstance(source, Model) and isinstance(source.ir, bytes)
-    return dataclasses.replace(source, ir=load_as_is(source.ir).ir) if is_portable else source
-
-
 def _task(name: str, source: Any, options: Options, train_mode: bool) -> _Task:
     """A plan with the options' own budget."""
     kept = os.environ.get(cache.FOLDER)
@@ -398,8 +391,11 @@ def _planned(task: _Task) -> Row:
         return row
     try:
         with on_the_command_line() if task.in_flags else nullcontext():
-            source = _found(task.source)
+            is_portable = isinstance(task.source, Model) and isinstance(task.source.ir, bytes)
+            source = dataclasses.replace(task.source, ir=load_as_is(task.source.ir).ir) if is_portable else task.source
             if task.train_mode:
+                from memonger.autodiff.training_mode import to_training_mode
+
                 source = to_training_mode(source, batch=chosen.batch, dims=chosen.sizes)
                 chosen = dataclasses.replace(chosen, batch=None, dims=None)
             plan = search_plan(source, options=chosen)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from memonger.allocation.onnxruntime_arena import UNIT
-from memonger.autodiff.differentiate import differentiate
-from memonger.autodiff.mixed_precision import to_mixed_precision
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
@@ -55,7 +53,6 @@ from memonger.plan import (
 )
 from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
-from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed
 from memonger.schedule import Request, decide, mirror_plan
 from memonger.schedule.decide import Solution
 from memonger.schedule.marks import Marks, annotate, place
@@ -631,6 +628,8 @@ def rehearsed(job: Job, begin: float) -> Job:
 
 def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
+    from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
+
     options, measured, tell = job.options, job.lowered.calibration, job.options.progress or _silent
     if options.chunks != "auto" or measured is None or measured.seconds is None:
         return plan
@@ -767,6 +766,9 @@ def device_of(device: str | Device | None) -> Device:
 
 def _differentiate(model: Model, options: Options) -> tuple[Model, tuple[str, ...]]:
     """The training model, with notes on what its losses aren't, and on gradients that became inputs."""
+    from memonger.autodiff.differentiate import differentiate  # here: inference needs no rules
+    from memonger.autodiff.mixed_precision import to_mixed_precision
+
     notes = list[str]()
     try:
         if options.precision is not None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import onnx_ir as ir
-
 from memonger.errors import PlanError
 from memonger.graph.schedule import drop_copies
 from memonger.ir import marks, training_roles
@@ -47,28 +45,19 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
         if forward is not None:
             return Model(forward, name, plan.batch, foreign=True)
         if plan.stamp is not None:
-            raise PlanError(_not_in_it(plan.model, plan.stamp.runtime, name))
-    model = _without_plan(plan.open_model)
-    if plan.files is not None:
-        read_in(model)  # its tensors lie in files that go with the plan
-    return Model(model, name, plan.batch, foreign=True)
-
-
-def _not_in_it(model: ir.Model, runtime: str, name: str) -> str:
-    fused = sorted({node.domain for node in model.graph} - {""})
-    operators = f", with operators of {', '.join(fused)}" if fused else ""
-    return (
-        f"{name} holds what {runtime} made of the model for this device{operators}; the model it was made from "
-        f"isn't in it: use that file. {option('as_planned', True)} gives this one without its plan, for that runtime "
-        f"and machine; plans made with {option('device', 'none')} can be undone."
-    )
-
-
-def _without_plan(planned: ir.Model) -> ir.Model:
-    """A copy without plan and recomputed copies: who reads a copy reads what it is a copy of."""
-    model = planned.clone()
+            fused = sorted({node.domain for node in plan.model.graph} - {""})
+            operators = f", with operators of {', '.join(fused)}" if fused else ""
+            raise PlanError(
+                f"{name} holds what {plan.stamp.runtime} made of the model for this device{operators}; the model it "
+                f"was made from isn't in it: use that file. {option('as_planned', True)} gives this one without its "
+                f"plan, for that runtime and machine; plans made with {option('device', 'none')} can be undone."
+            )
+    # A copy without plan and recomputed copies: who reads a copy reads what it is a copy of
+    model = plan.open_model.clone()
     model.metadata_props.pop(KEY, None)
     if training_roles.KEY not in model.metadata_props:
         marks.forget_parts(model)
     drop_copies(model)
-    return model
+    if plan.files is not None:
+        read_in(model)  # its tensors lie in files that go with the plan
+    return Model(model, name, plan.batch, foreign=True)

@@ -159,7 +159,20 @@ def narrow(problem: Problem) -> tuple[MirrorStage, ...]:
                 sums[end] -= amount
     own = [node for node in range(problem.nodes) if leading[node]]
     crossing, width = list(accumulate(change)), list(accumulate(count))
-    chosen = _thinned(_local_minima(own, crossing), width, _MENTIONS * len(own))
+    # The nodes with no more bytes crossing after them than after their neighbours, but some
+    minima = []
+    for index, node in enumerate(own):
+        around = [crossing[near] for near in own[max(0, index - 1) : index + 2]]
+        if 0 < crossing[node] == min(around):
+            minima.append(node)
+    # The narrowest stages, by their last nodes: as many as have at most ``most`` nodes together
+    most = _MENTIONS * len(own)
+    chosen: set[int] = set()
+    for node in sorted(minima, key=lambda each: (width[each], each)):
+        most -= width[node]
+        if most < 0:
+            break
+        chosen.add(node)
     stages = []
     alive: dict[int, None] = {}
     for node in own:
@@ -170,27 +183,6 @@ def narrow(problem: Problem) -> tuple[MirrorStage, ...]:
         if node in chosen:
             stages.append(MirrorStage(tuple(alive), str(problem.names[node])))
     return tuple(stages)
-
-
-def _local_minima(nodes: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    """The nodes with no more bytes crossing after them than after their neighbours, but some."""
-    minima = []
-    for index, node in enumerate(nodes):
-        around = [crossing[near] for near in nodes[max(0, index - 1) : index + 2]]
-        if 0 < crossing[node] == min(around):
-            minima.append(node)
-    return minima
-
-
-def _thinned(nodes: Sequence[int], width: Sequence[int], most: int) -> set[int]:
-    """The narrowest stages, by their last nodes: as many as have at most ``most`` nodes together."""
-    chosen: set[int] = set()
-    for node in sorted(nodes, key=lambda each: (width[each], each)):
-        most -= width[node]
-        if most < 0:
-            break
-        chosen.add(node)
-    return chosen
 
 
 def written(problem: Problem, node: int) -> int:

@@ -117,7 +117,8 @@ class _CpModel:
         n = problem.nodes
         self.runs = [options.copies if problem.recomputable[i] else 1 for i in range(n)]
         self.times = sum(self.runs) if self.free else n * n
-        self.scale = _scale(problem.costs)
+        total = math.fsum(problem.costs)  # costs are rounded once they were multiplied by the scale
+        self.scale = 1.0 if all(float(c).is_integer() for c in problem.costs) and total < _PRECISE else _PRECISE / total
         self.budget = budget - problem.base
         self.present: list[list[Any]] = []
         self.begin: list[list[Any]] = []
@@ -127,9 +128,33 @@ class _CpModel:
     def build(self) -> None:
         """Add all variables, constraints and the objective."""
         for node in range(self.problem.nodes):
-            self._node(node)
+            model, n = self.model, self.problem.nodes
+            present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
+            if self.free:
+                begin = [model.new_int_var(0, self.times - 1, "") for _ in present]
+            else:  # the node's place in its own stage, then one in a later stage
+                places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
+                later = _cp_model().Domain.from_values(places)
+                first = model.new_constant(node * n + node)
+                begin = [first, *(model.new_int_var_from_domain(later, "") for _ in present[1:])]
+            for run in range(1, len(present)):
+                model.add_implication(present[run], present[run - 1])
+                model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
+            self.present.append(present)
+            self.begin.append(begin)
+            for value in self.problem.writes[node]:
+                for run in range(len(present)):
+                    until = model.new_int_var(0, self.times - 1, "")
+                    model.add(until >= begin[run])
+                    if value in self.problem.pinned and not run:
+                        model.add(until == self.times - 1)
+                    self.until[value].append(until)
+                    self.overwritten[value].append([])
         for node in range(self.problem.nodes):
-            self._deadline(node)
+            deadline = self.problem.deadline[node]
+            if deadline < self.problem.nodes:
+                for present, begin in zip(self.present[node], self.begin[node], strict=True):
+                    self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
             over: list[list[Any]] = [[] for _ in self.present[node]]
             for value in self.problem.reads[node]:
                 if self.problem.producer[value] >= 0:
@@ -138,46 +163,19 @@ class _CpModel:
                 self.model.add_at_most_one(several)
         self._memory()
         if self.free:
-            self._one_at_a_time()
+            steps = [
+                self.model.new_optional_fixed_size_interval_var(begin, 1, present, "")
+                for present_, begin_ in zip(self.present, self.begin, strict=True)
+                for present, begin in zip(present_, begin_, strict=True)
+            ]
+            self.model.add_no_overlap(steps)
+            fixed = [node for node, free in enumerate(self.problem.recomputable) if not free]
+            for before, after in pairwise(fixed):
+                self.model.add(self.begin[before][0] < self.begin[after][0])
         costs = [round(cost * self.scale) for cost in self.problem.costs]
         self.model.minimize(
             sum(cost * here for cost, present in zip(costs, self.present, strict=True) for here in present)
         )
-
-    def _node(self, node: int) -> None:
-        model, n = self.model, self.problem.nodes
-        present = [model.new_constant(1), *(model.new_bool_var("") for _ in range(self.runs[node] - 1))]
-        begin = [self._first(node), *(self._later(node, n) for _ in present[1:])]
-        for run in range(1, len(present)):
-            model.add_implication(present[run], present[run - 1])
-            model.add(begin[run] > begin[run - 1]).only_enforce_if(present[run])
-        self.present.append(present)
-        self.begin.append(begin)
-        for value in self.problem.writes[node]:
-            for run in range(len(present)):
-                until = model.new_int_var(0, self.times - 1, "")
-                model.add(until >= begin[run])
-                if value in self.problem.pinned and not run:
-                    model.add(until == self.times - 1)
-                self.until[value].append(until)
-                self.overwritten[value].append([])
-
-    def _first(self, node: int) -> Any:
-        if self.free:
-            return self.model.new_int_var(0, self.times - 1, "")
-        return self.model.new_constant(node * self.problem.nodes + node)
-
-    def _later(self, node: int, n: int) -> Any:
-        if self.free:
-            return self.model.new_int_var(0, self.times - 1, "")
-        places = [stage * n + node for stage in range(node + 1, n)] or [self.times - 1]
-        return self.model.new_int_var_from_domain(_cp_model().Domain.from_values(places), "")
-
-    def _deadline(self, node: int) -> None:
-        deadline = self.problem.deadline[node]
-        if deadline < self.problem.nodes:
-            for present, begin in zip(self.present[node], self.begin[node], strict=True):
-                self.model.add(begin < self.begin[deadline][0]).only_enforce_if(present)
 
     def _reads(self, node: int, value: int, over: list[list[Any]]) -> None:
         """Every run of the node reads a copy of the value within its retention interval; the last may overwrite it."""
@@ -218,17 +216,6 @@ class _CpModel:
         unit = max(1, reduce(math.gcd, demands, 0))
         model.add_cumulative(intervals, [demand // unit for demand in demands], self.budget // unit)
 
-    def _one_at_a_time(self) -> None:
-        steps = [
-            self.model.new_optional_fixed_size_interval_var(begin, 1, present, "")
-            for present_, begin_ in zip(self.present, self.begin, strict=True)
-            for present, begin in zip(present_, begin_, strict=True)
-        ]
-        self.model.add_no_overlap(steps)
-        fixed = [node for node, free in enumerate(self.problem.recomputable) if not free]
-        for before, after in pairwise(fixed):
-            self.model.add(self.begin[before][0] < self.begin[after][0])
-
     def hint(self, schedule: Sequence[int]) -> None:
         """Start the solver from this schedule, as far as the restrictions allow."""
         turns = [0] * self.problem.nodes
@@ -254,14 +241,6 @@ class _CpModel:
             if solver.value(present)
         ]
         return tuple(node for _, node in sorted(steps))
-
-
-def _scale(costs: Sequence[float]) -> float:
-    """Factor by which costs are multiplied before they are rounded: 1 if they are integers."""
-    total = math.fsum(costs)
-    if all(float(cost).is_integer() for cost in costs) and total < _PRECISE:
-        return 1.0
-    return _PRECISE / total
 
 
 def _run(request: Request) -> Outcome:

@@ -13,8 +13,7 @@ from memonger.allocation import EFFORT, Layout, allocate, lower_bound
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule as rewrite
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import Storage, assign_storage, needed_bytes
-from memonger.graph.window_choice import storages
+from memonger.graph.liveness import Storage, assign_storage, needed_bytes, storages
 from memonger.schedule import STRATEGIES, BudgetSearch, Outcome, Request, every_schedule
 from memonger.schedule.budget import ATTEMPTS, BUDGET, Allocated, KnownSchedules, ReportProgress, cheapest_within
 from memonger.schedule.every_schedule import least_arena, output_bytes

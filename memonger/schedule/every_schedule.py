@@ -156,7 +156,15 @@ class _Covered(dict[Values, int]):
         self.pieces = pieces
 
     def __missing__(self, values: Values) -> int:
-        self[values] = _covered([piece for rank in _ranks(values) for piece in self.pieces[rank]])
+        # Bytes in any of the pieces
+        pieces = [piece for rank in _ranks(values) for piece in self.pieces[rank]]
+        total, value, end = 0, -1, 0
+        for other, first, last in sorted(pieces):
+            end = end if other == value else 0
+            value = other
+            total += max(0, last - max(first, end))
+            end = max(end, last)
+        self[values] = total
         return self[values]
 
 
@@ -191,17 +199,6 @@ def _between(pieces: Pieces, start: int, stop: int) -> Pieces:
             found.append((value, first + low - at, first + high - at))
         at += end - first
     return tuple(found)
-
-
-def _covered(pieces: Sequence[tuple[int, int, int]]) -> int:
-    """Bytes in any of the pieces."""
-    total, value, end = 0, -1, 0
-    for other, first, last in sorted(pieces):
-        end = end if other == value else 0
-        value = other
-        total += max(0, last - max(first, end))
-        end = max(end, last)
-    return total
 
 
 def _bottleneck(steps: _StepBounds, values: Values, effort: int) -> int:

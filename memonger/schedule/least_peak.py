@@ -13,11 +13,89 @@ ordered exactly instead, as long as that makes it better, from several orders. L
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from memonger.schedule.needs import Needs
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import roots
+
+
+@dataclass(frozen=True, slots=True)
+class OrderingProblem:
+    """What nodes need of the arena. A storage is the values that are always in the same bytes.
+
+    Attributes:
+        before: For each node those that must run before it.
+        sizes: Bytes of each storage.
+        kept: Whether it is there when the run ends.
+        uses: The storages that each node reads or writes; one is alive from the first to the last such node.
+        used_by: The nodes that read or write each storage.
+        may_overwrite: For each node pairs of storages: the first, written there, may lie over the second, read there.
+        workspace: Bytes of each node.
+    """
+
+    before: Sequence[Sequence[int]]
+    sizes: Sequence[int]
+    kept: Sequence[bool]
+    uses: Sequence[Sequence[int]]
+    used_by: Sequence[Sequence[int]]
+    may_overwrite: Sequence[Sequence[tuple[int, int]]]
+    workspace: Sequence[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> "OrderingProblem":
+        """What a graph needs where all shares bytes that may; what windows save is estimated."""
+        root = roots(graph)
+        sizes: dict[int, int] = {}
+        for value, planned in enumerate(graph.planned):
+            if planned:
+                sizes[root[value]] = max(sizes.get(root[value], 0), graph.sizes[value])
+        number = {value: index for index, value in enumerate(sizes)}
+        storage = [number.get(each, -1) for each in root]
+        held = [(each,) if each >= 0 else () for each in storage]
+        for source, target in chain.from_iterable(graph.runtime_aliases):
+            held[target] = (*held[target], *held[source])
+        outputs = {each for value in graph.outputs for each in held[value]}
+        uses = [
+            tuple(dict.fromkeys(each for value in (*reads, *writes) for each in held[value]))
+            for reads, writes in zip(graph.reads, graph.writes, strict=True)
+        ]
+        bytes_of = tuple(sizes.values())
+        used_by: list[list[int]] = [[] for _ in range(len(sizes))]
+        for node, storages in enumerate(uses):
+            for each in storages:
+                used_by[each].append(node)
+        # For each node those it reads from and, if it overwrites something, the other readers of that
+        before = [list(sources) for sources in graph.sources]
+        for update, overwritten in enumerate(graph.overwritten):
+            for old in overwritten:
+                before[update].extend(reader for reader in graph.readers[old] if reader != update)
+        return cls(
+            before=[tuple(dict.fromkeys(each)) for each in before],
+            sizes=bytes_of,
+            kept=tuple(each in outputs for each in range(len(sizes))),
+            uses=uses,
+            used_by=used_by,
+            may_overwrite=[tuple(_over(graph, storage, node, bytes_of)) for node in range(len(graph.nodes))],
+            workspace=graph.workspace,
+        )
+
+    def at(self, node: int, others: Sequence[int]) -> int:
+        """Bytes at the step of a node while these other storages, which it doesn't touch, are alive."""
+        own = sum(self.sizes[each] for each in self.uses[node])
+        inside = {under: self.sizes[over] for over, under in self.may_overwrite[node]}
+        return own + self.workspace[node] - sum(inside.values()) + sum(self.sizes[each] for each in others)
+
+
+def _over(graph: Graph, storage: Sequence[int], node: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    reads = Counter(storage[value] for value in graph.reads[node]) if graph.inplace[node] else Counter[int]()
+    for source, target in graph.inplace[node]:
+        under, over = storage[source], storage[target]
+        if under >= 0 and over not in (-1, under) and reads[under] == 1 and sizes[under] == graph.sizes[source]:
+            yield over, under
+
 
 EFFORT = 2_000_000
 """Steps tried in one search: a few seconds."""
@@ -43,17 +121,17 @@ _NEAR = 1.25
 Order = tuple[int, ...]
 
 
-def least_peak(needs: Needs, starts: Sequence[Order], effort: int = EFFORT) -> Order:
+def least_peak(problem: OrderingProblem, starts: Sequence[Order], effort: int = EFFORT) -> Order:
     """The order found with the smallest peak, workspace included; the first of ``starts`` with it, if none has less.
 
     Args:
-        needs: Of the nodes.
+        problem: Of the nodes.
         starts: Valid orders, at least one.
         effort: Steps that the search may try.
     """
-    left = [min(effort, _EFFORT_OF_NODE * len(needs.before))]
-    found = sorted((_OrderSteps(needs, order) for order in dict.fromkeys(starts)), key=lambda steps: steps.peak)
-    if _is_least(needs, found[0]) or _by_parts(found[0], left):
+    left = [min(effort, _EFFORT_OF_NODE * len(problem.before))]
+    found = sorted((_OrderSteps(problem, order) for order in dict.fromkeys(starts)), key=lambda steps: steps.peak)
+    if _is_least(problem, found[0]) or _by_parts(found[0], left):
         return tuple(found[0].order)
     near = [steps for steps in found if steps.peak <= found[0].peak * _NEAR]
     share = left[0] // (2 * len(near))
@@ -67,24 +145,24 @@ def least_peak(needs: Needs, starts: Sequence[Order], effort: int = EFFORT) -> O
 class _OrderSteps:
     """An order, and for each of its steps the bytes needed there and the bytes alive after it."""
 
-    def __init__(self, needs: Needs, order: Sequence[int]) -> None:
-        self.needs, self.order = needs, list(order)
+    def __init__(self, problem: OrderingProblem, order: Sequence[int]) -> None:
+        self.problem, self.order = problem, list(order)
         self.step_of = [0] * len(order)
         for step, node in enumerate(order):
             self.step_of[node] = step
         self.need, self.alive = [0] * len(order), [0] * len(order)
-        first = [min(self.step_of[node] for node in nodes) for nodes in needs.touching]
-        last = [max(self.step_of[node] for node in nodes) for nodes in needs.touching]
+        first = [min(self.step_of[node] for node in nodes) for nodes in problem.used_by]
+        last = [max(self.step_of[node] for node in nodes) for nodes in problem.used_by]
         live = 0
         for step, node in enumerate(order):
-            begun = sum(needs.sizes[each] for each in needs.touched[node] if first[each] == step)
-            ended = sum(needs.sizes[e] for e in needs.touched[node] if last[e] == step and not needs.kept[e])
+            begun = sum(problem.sizes[each] for each in problem.uses[node] if first[each] == step)
+            ended = sum(problem.sizes[e] for e in problem.uses[node] if last[e] == step and not problem.kept[e])
             reused: dict[int, int] = {}
-            for over, under in needs.over[node]:
-                free = first[under] < step == last[under] and not needs.kept[under]
+            for over, under in problem.may_overwrite[node]:
+                free = first[under] < step == last[under] and not problem.kept[under]
                 if free and first[over] == step and under not in reused.values():
                     reused.setdefault(over, under)
-            self.need[step] = live + begun - sum(needs.sizes[each] for each in reused) + needs.workspace[node]
+            self.need[step] = live + begun - sum(problem.sizes[each] for each in reused) + problem.workspace[node]
             live += begun - ended
             self.alive[step] = live
 
@@ -114,8 +192,8 @@ class _Span:
     Attributes:
         before: For each node those that must run before it, as bits.
         after: For each node those that must run after it, as bits.
-        touched: The storages that each node touches, but for what is alive in the whole span.
-        over: For each node pairs of storages of which the first may lie over the second.
+        uses: The storages that each node touches, but for what is alive in the whole span.
+        may_overwrite: For each node pairs of storages of which the first may lie over the second.
         workspace: Bytes of each node.
         live: Bytes alive before the span.
         live_after: Bytes alive behind it.
@@ -123,8 +201,8 @@ class _Span:
 
     before: Sequence[int]
     after: Sequence[int]
-    touched: Sequence[Sequence[_Storage]]
-    over: Sequence[Sequence[tuple[_Storage, _Storage]]]
+    uses: Sequence[Sequence[_Storage]]
+    may_overwrite: Sequence[Sequence[tuple[_Storage, _Storage]]]
     workspace: Sequence[int]
     live: int
     live_after: int
@@ -132,24 +210,24 @@ class _Span:
     @classmethod
     def of(cls, steps: _OrderSteps, begin: int, end: int) -> "_Span":
         """The problem of putting some consecutive steps into another order."""
-        needs, nodes, step_of = steps.needs, steps.order[begin:end], steps.step_of
+        problem, nodes, step_of = steps.problem, steps.order[begin:end], steps.step_of
         before, after = [0] * len(nodes), [0] * len(nodes)
         for number, node in enumerate(nodes):
-            for source in needs.before[node]:
+            for source in problem.before[node]:
                 if step_of[source] >= begin:
                     before[number] |= 1 << (step_of[source] - begin)
                     after[step_of[source] - begin] |= 1 << number
         storages: dict[int, _Storage] = {}
-        for each in dict.fromkeys(each for node in nodes for each in needs.touched[node]):
-            at = [step_of[node] - begin for node in needs.touching[each]]
+        for each in dict.fromkeys(each for node in nodes for each in problem.uses[node]):
+            at = [step_of[node] - begin for node in problem.used_by[each]]
             bits = sum(1 << step for step in at if 0 <= step < len(nodes))
-            storages[each] = needs.sizes[each], bits, min(at) < 0, max(at) >= len(nodes) or needs.kept[each]
+            storages[each] = problem.sizes[each], bits, min(at) < 0, max(at) >= len(nodes) or problem.kept[each]
         return cls(
             before, after,
-            [[s for s in map(storages.__getitem__, needs.touched[node]) if not (s[2] and s[3])] for node in nodes],
-            [[(storages[a], storages[b]) for a, b in needs.over[node]
+            [[s for s in map(storages.__getitem__, problem.uses[node]) if not (s[2] and s[3])] for node in nodes],
+            [[(storages[a], storages[b]) for a, b in problem.may_overwrite[node]
               if not storages[a][2] and not storages[b][3]] for node in nodes],
-            [needs.workspace[node] for node in nodes],
+            [problem.workspace[node] for node in nodes],
             steps.alive[begin - 1] if begin else 0,
             steps.alive[end - 1],
         )  # fmt: skip
@@ -164,8 +242,8 @@ class _Span:
         return _Span(
             self.after,
             self.before,
-            [list(map(turned, touched)) for touched in self.touched],
-            [[(turned(under), turned(over)) for over, under in pairs] for pairs in self.over],
+            [list(map(turned, uses)) for uses in self.uses],
+            [[(turned(under), turned(over)) for over, under in pairs] for pairs in self.may_overwrite],
             self.workspace,
             self.live_after,
             self.live,
@@ -175,14 +253,14 @@ class _Span:
         """Bytes at a node's step and bytes alive after it, when these nodes have run, as bits."""
         left = ~(done | 1 << node)
         begun = ended = reused = 0
-        for size, bits, before, behind in self.touched[node]:
+        for size, bits, before, behind in self.uses[node]:
             if not before and not bits & done:
                 begun += size
             if not behind and not bits & left:
                 ended += size
-        if self.over[node]:
+        if self.may_overwrite[node]:
             used: list[int] = []
-            for (size, over, _, _), (_, under, before, _) in self.over[node]:
+            for (size, over, _, _), (_, under, before, _) in self.may_overwrite[node]:
                 free = not under & left and (before or under & done)
                 if free and not over & done and over not in used and under not in used:
                     reused += size
@@ -249,7 +327,7 @@ class _Span:
         return order[::-1]
 
 
-def _is_least(needs: Needs, steps: _OrderSteps) -> bool:
+def _is_least(problem: OrderingProblem, steps: _OrderSteps) -> bool:
     """Whether every order needs as much at the node of the worst step: for what is written before it in all of them,
     and read after it in all.
     """
@@ -261,20 +339,20 @@ def _is_least(needs: Needs, steps: _OrderSteps) -> bool:
     early[node] = late[node] = True
     for each in reversed(steps.order[: worst + 1]):
         if early[each]:
-            for source in needs.before[each]:
+            for source in problem.before[each]:
                 early[source] = True
     for each in steps.order[worst:]:
-        late[each] = late[each] or any(late[source] for source in needs.before[each])
+        late[each] = late[each] or any(late[source] for source in problem.before[each])
     early[node] = late[node] = False
-    own = set(needs.touched[node])
+    own = set(problem.uses[node])
     others = [
         each
-        for each, nodes in enumerate(needs.touching)
+        for each, nodes in enumerate(problem.used_by)
         if each not in own
         and any(early[other] for other in nodes)
-        and (needs.kept[each] or any(late[other] for other in nodes))
+        and (problem.kept[each] or any(late[other] for other in nodes))
     ]
-    return needs.at(node, others) >= steps.peak
+    return problem.at(node, others) >= steps.peak
 
 
 def _by_parts(steps: _OrderSteps, left: list[int]) -> bool:
@@ -282,7 +360,7 @@ def _by_parts(steps: _OrderSteps, left: list[int]) -> bool:
     ends = [0, *(step + 1 for step in _cuts(steps)), len(steps.order)]
     parts = sorted({(a, b) for a, b in pairwise(ends) if a < b},
                    key=lambda part: (-max(steps.need[part[0] : part[1]]), part))  # fmt: skip
-    floor = max(steps.needs.at(node, ()) for node in range(len(steps.order)))
+    floor = max(steps.problem.at(node, ()) for node in range(len(steps.order)))
     for begin, end in parts:
         peak = max(steps.need[begin:end])
         if peak <= floor:
@@ -334,7 +412,7 @@ def _cuts(steps: _OrderSteps) -> list[int]:
     count = len(steps.order)
     first, last = [count] * count, [-1] * count
     for step, node in enumerate(steps.order):
-        for source in steps.needs.before[node]:
+        for source in steps.problem.before[node]:
             first[steps.step_of[source]] = min(first[steps.step_of[source]], step)
             last[step] = max(last[step], steps.step_of[source])
     reach, low = -1, [count] * (count + 1)

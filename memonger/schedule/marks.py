@@ -51,7 +51,12 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
         if not _is_marked(node):
             continue
         stage, force = node.metadata_props.get(STAGE, ""), node.metadata_props.get(FORCE)
-        decided = None if force is None else _decision(node, force, name)
+        if force not in (None, "True", "False"):
+            raise PlanError(
+                f"{name}: node '{node.name}' ({node.op_type}) has {FORCE}={force!r}: it has to be 'True' (recompute) "
+                "or 'False' (keep)."
+            )
+        decided = None if force is None else force == "True"
         here = any(str(v.name) in number for v in node.outputs)
         if PART in node.metadata_props:
             if not here:
@@ -80,15 +85,6 @@ def _became_of(gone: Sequence[ir.Node], moved: Mapping[ir.Node, str]) -> Iterato
         yield f"{marks_on(list(moved))} moved to {target}: {why}."
 
 
-def _decision(node: ir.Node, text: str, name: str) -> bool:
-    if text not in ("True", "False"):
-        raise PlanError(
-            f"{name}: node '{node.name}' ({node.op_type}) has {FORCE}={text!r}: it has to be 'True' (recompute) or "
-            "'False' (keep)."
-        )
-    return text == "True"
-
-
 def _surviving(node: ir.Node, number: Mapping[str, int]) -> str | None:
     """The first remaining value among the node's outputs and then, breadth first, those downstream."""
     pending, seen = [node], {node}
@@ -96,16 +92,11 @@ def _surviving(node: ir.Node, number: Mapping[str, int]) -> str | None:
         for value in current.outputs:
             if str(value.name) in number:
                 return str(value.name)
-        for reader in _readers(current):
+        for reader in (user for value in current.outputs for user, _ in value.uses()):
             if reader not in seen:
                 seen.add(reader)
                 pending.append(reader)
     return None
-
-
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
-    for value in node.outputs:
-        yield from (user for user, _ in value.uses())
 
 
 def annotate(model: ir.Model, graph: Graph, recomputed: Iterable[int], origins: Mapping[str, str]) -> ir.Model:

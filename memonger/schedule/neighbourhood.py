@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memonger.schedule import greedy
-from memonger.schedule.greedy import GreedyOptions
+from memonger.schedule.greedy import GreedyOptions, excess
 from memonger.schedule.timeline import CrowdedError, Timeline
 
 
@@ -75,7 +75,18 @@ def improve(
             if current[0] and rng.random() < annealing.shifts:
                 energy = _shift(timeline, budget, rng, current)
             else:
-                _destroy(timeline, rng, annealing)
+                extra = sorted(label for copies in timeline.copies for label in copies[1:])
+                kind = rng.random()
+                if kind < 0.35 and extra:
+                    first = int(rng.random() * len(extra))
+                    _withdraw(timeline, extra[first : first + 1 + int(rng.random() * annealing.removed)])
+                elif kind < 0.55 and extra:
+                    count = 1 + int(rng.random() * min(annealing.removed, len(extra)))
+                    _withdraw(timeline, [extra[int(rng.random() * len(extra))] for _ in range(count)])
+                elif kind < 0.8:
+                    _insert(timeline, rng)
+                else:
+                    move(timeline, rng)
                 energy = _repair(timeline, budget, rng, annealing, current, least, done)
         except CrowdedError:
             timeline.rollback(mark)
@@ -136,25 +147,6 @@ def _repair(
     return greedy.excess(timeline, budget), timeline.cost
 
 
-def _destroy(timeline: Timeline, rng: random.Random, annealing: Annealing) -> None:
-    extra = sorted(label for copies in timeline.copies for label in copies[1:])
-    kind = rng.random()
-    if kind < 0.35 and extra:
-        _neighbours(timeline, rng, extra, annealing.removed)
-    elif kind < 0.55 and extra:
-        count = 1 + int(rng.random() * min(annealing.removed, len(extra)))
-        _withdraw(timeline, [extra[int(rng.random() * len(extra))] for _ in range(count)])
-    elif kind < 0.8:
-        _insert(timeline, rng)
-    else:
-        move(timeline, rng)
-
-
-def _neighbours(timeline: Timeline, rng: random.Random, extra: list[int], most: int) -> None:
-    first = int(rng.random() * len(extra))
-    _withdraw(timeline, extra[first : first + 1 + int(rng.random() * most)])
-
-
 def _withdraw(timeline: Timeline, labels: list[int]) -> None:
     for label in labels:
         node = timeline.node.get(label)
@@ -203,3 +195,48 @@ def move(timeline: Timeline, rng: random.Random) -> bool:
     if new < label or timeline.unread(label):
         timeline.remove(label)
     return True
+
+
+_HOT, _COLD = 0.01, 0.0002
+"""Temperatures at the beginning and the end, as fractions of the excess at the beginning."""
+
+
+def reorder(timeline: Timeline, budget: int, seed: int, done: Callable[[], float]) -> int:
+    """Move nodes until the timeline is within the budget or the effort is spent, and leave it at the best order.
+
+    A better evaluation order before anything is recomputed, by simulated annealing (Kirkpatrick et al. 1983). A change
+    runs one node earlier or later, between the producers of its inputs and its first reader. Random graphs with many
+    crossing edges lose a quarter of their peak by this; the files of most networks are in a good order already.
+
+    Args:
+        timeline: Changed.
+        budget: Bytes.
+        seed: Of the random numbers.
+        done: Fraction of the effort that is spent. The search ends at 1.
+
+    Returns:
+        Bytes above the budget, summed over all steps.
+    """
+    rng = random.Random(seed)
+    current = best = first = excess(timeline, budget)
+    best_order = timeline.schedule()
+    while best and (spent := done()) < 1:
+        mark = timeline.mark()
+        timeline.work += 1
+        try:
+            moved = move(timeline, rng)
+        except CrowdedError:
+            timeline.load(timeline.schedule())
+            continue
+        if not moved:
+            continue
+        after = excess(timeline, budget)
+        temperature = first * _HOT * (_COLD / _HOT) ** spent
+        if after <= current or rng.random() < math.exp((current - after) / temperature):
+            current = after
+            if after < best:
+                best, best_order = after, timeline.schedule()
+        else:
+            timeline.rollback(mark)
+    timeline.load(best_order)
+    return best

@@ -8,8 +8,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from memonger.graph.graph import Graph
-from memonger.schedule.least_peak import least_peak
-from memonger.schedule.needs import Needs
+from memonger.schedule.least_peak import OrderingProblem, least_peak
 
 Key = Callable[[int], tuple[float, ...]]
 Sources = Sequence[Sequence[int]]
@@ -47,7 +46,11 @@ class _ReadyNodes:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.readers = graph.readers
-        self.after = self._last_readers()
+        # For each node, the updates that overwrite what it reads, and so must run after it
+        self.after: list[list[int]] = [[] for _ in graph.nodes]
+        for update, overwritten in enumerate(graph.overwritten):
+            for reader in (reader for old in overwritten for reader in self.readers[old] if reader != update):
+                self.after[reader].append(update)
         self.left = [len(readers) for readers in self.readers]
         for value in graph.outputs:
             self.left[value] += 1
@@ -56,16 +59,6 @@ class _ReadyNodes:
             for update in updates:
                 self.missing[update] += 1
         self.written_at = [-1] * len(graph.values)
-
-    def _last_readers(self) -> list[list[int]]:
-        """For each node, the updates that overwrite what it reads, and so must run after it."""
-        after: list[list[int]] = [[] for _ in self.graph.nodes]
-        for update, overwritten in enumerate(self.graph.overwritten):
-            for old in overwritten:
-                for reader in self.readers[old]:
-                    if reader != update:
-                        after[reader].append(update)
-        return after
 
     def growth(self, node: int) -> int:
         sizes, planned = self.graph.sizes, self.graph.planned
@@ -144,7 +137,7 @@ def by_peak(graph: Graph) -> tuple[int, ...]:
     starts = [order(graph) for order in (file_order, by_growth, by_depth)]
     if not any(graph.updates):  # else it would read what is written over
         starts.append(default_order(graph.sources, starts[0]))
-    return least_peak(Needs.of(graph), starts)
+    return least_peak(OrderingProblem.of(graph), starts)
 
 
 ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}

@@ -61,13 +61,42 @@ class Problem:
         n = len(self.costs)
         if not n:
             raise PlanError("the graph is empty: there is nothing to plan.")
-        for name, default in _defaults(n).items():
+        defaults = {
+            "recomputable": (True,) * n,
+            "workspace": (0,) * n,
+            "deadline": (n,) * n,
+            "inplace": ((),) * n,
+            "forward": (True,) * n,
+            "names": tuple(range(n)),
+        }
+        for name, default in defaults.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, default)
             if len(getattr(self, name)) != n:
                 raise PlanError(f"there are {n} nodes, but {len(getattr(self, name))} entries in '{name}'.")
-        object.__setattr__(self, "producer", _producers(self))
-        _check(self)
+        producer = [-1] * len(self.sizes)
+        for node, writes in enumerate(self.writes):
+            for value in writes:
+                if producer[value] >= 0:
+                    raise PlanError(f"nodes {self.names[producer[value]]!r} and {self.names[node]!r} write one value.")
+                producer[value] = node
+        object.__setattr__(self, "producer", tuple(producer))
+        for node, label in enumerate(self.names):
+            if not 0 <= self.costs[node] < math.inf:
+                raise PlanError(f"the cost of node {label!r} is {self.costs[node]}: it has to be finite and ≥ 0.")
+            if self.workspace[node] < 0:
+                raise PlanError(f"the workspace of node {label!r} is {self.workspace[node]} bytes: it has to be ≥ 0.")
+            for value in self.writes[node]:
+                if self.sizes[value] < 0:
+                    raise PlanError(f"node {label!r} writes {self.sizes[value]} bytes: that has to be ≥ 0.")
+            for value in self.reads[node]:
+                if self.producer[value] >= node:
+                    raise PlanError(f"node {label!r} comes before one whose value it reads.")
+            for value in self.inplace[node]:
+                if value not in self.reads[node] or self.producer[value] < 0:
+                    raise PlanError(
+                        f"node {label!r} may overwrite value {value}: it has to read it, and a node to write it."
+                    )
 
     @property
     def nodes(self) -> int:
@@ -147,48 +176,6 @@ class Problem:
             order,
             [bool(graph.nodes[name].get("forward", True)) for name in order],
         )
-
-
-def _defaults(nodes: int) -> dict[str, tuple[object, ...]]:
-    return {
-        "recomputable": (True,) * nodes,
-        "workspace": (0,) * nodes,
-        "deadline": (nodes,) * nodes,
-        "inplace": ((),) * nodes,
-        "forward": (True,) * nodes,
-        "names": tuple(range(nodes)),
-    }
-
-
-def _producers(problem: Problem) -> tuple[int, ...]:
-    producer = [-1] * len(problem.sizes)
-    for node, writes in enumerate(problem.writes):
-        for value in writes:
-            if producer[value] >= 0:
-                raise PlanError(
-                    f"nodes {problem.names[producer[value]]!r} and {problem.names[node]!r} write one value."
-                )
-            producer[value] = node
-    return tuple(producer)
-
-
-def _check(problem: Problem) -> None:
-    for node, name in enumerate(problem.names):
-        if not 0 <= problem.costs[node] < math.inf:
-            raise PlanError(f"the cost of node {name!r} is {problem.costs[node]}: it has to be finite and ≥ 0.")
-        if problem.workspace[node] < 0:
-            raise PlanError(f"the workspace of node {name!r} is {problem.workspace[node]} bytes: it has to be ≥ 0.")
-        for value in problem.writes[node]:
-            if problem.sizes[value] < 0:
-                raise PlanError(f"node {name!r} writes {problem.sizes[value]} bytes: that has to be ≥ 0.")
-        for value in problem.reads[node]:
-            if problem.producer[value] >= node:
-                raise PlanError(f"node {name!r} comes before one whose value it reads.")
-        for value in problem.inplace[node]:
-            if value not in problem.reads[node] or problem.producer[value] < 0:
-                raise PlanError(
-                    f"node {name!r} may overwrite value {value}: it has to read it, and a node to write it."
-                )
 
 
 def _topological(graph: Any) -> list[Any]:

@@ -107,7 +107,10 @@ def reduce(
     sharing = sharing or Sharing()
     graph = replace(graph, sizes=tuple(-(-size // alignment) * alignment for size in graph.sizes))
     view_of, viewing = _views(graph) if sharing.views else ([-1] * len(graph.values), [-1] * len(graph.values))
-    root = _roots(view_of)
+    root = list(range(len(view_of)))
+    for value, source in enumerate(view_of):
+        if source >= 0:
+            root[value] = root[source]
     fixed = fixed_nodes(graph, keep)
     early = forward_pass(graph)
     members = _group(graph, viewing, root, early)
@@ -142,14 +145,6 @@ def _views(graph: Graph) -> tuple[list[int], list[int]]:
             source, target = pairs[0]
             view_of[target], viewing[target] = source, node
     return view_of, viewing
-
-
-def _roots(view_of: Sequence[int]) -> list[int]:
-    root = list(range(len(view_of)))
-    for value, source in enumerate(view_of):
-        if source >= 0:
-            root[value] = root[source]
-    return root
 
 
 def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:

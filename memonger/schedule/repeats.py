@@ -180,7 +180,22 @@ def places(problem: Problem) -> tuple[dict[int, BlockPlace], dict[int, range]]:
 
     Backward nodes of the other blocks, the first and the last of a repetition as a rule, stand nowhere.
     """
-    kinds = _kinds(problem)
+    # A number for every node: the same for nodes that read and write the same bytes and may do the same
+    numbers = dict[object, int]()
+    sizes = problem.sizes
+    kinds = [
+        numbers.setdefault(
+            (
+                problem.forward[node],
+                problem.recomputable[node],
+                problem.workspace[node],
+                tuple(sizes[value] for value in problem.writes[node]),
+                tuple(sizes[value] for value in problem.reads[node]),
+            ),
+            len(numbers),
+        )
+        for node in range(problem.nodes)
+    ]
     forward = [node for node in range(problem.nodes) if problem.forward[node]]
     result, alike = dict[int, BlockPlace](), dict[int, range]()
     for repetition, (start, length, count) in enumerate(sorted(repetitions([kinds[node] for node in forward]))):
@@ -198,25 +213,6 @@ def places(problem: Problem) -> tuple[dict[int, BlockPlace], dict[int, range]]:
             for member, node in enumerate(members[repetition, block]):
                 result[node] = BlockPlace(repetition, block, -1 - member)
     return result, alike
-
-
-def _kinds(problem: Problem) -> list[int]:
-    """A number for every node: the same for nodes that read and write the same bytes and may do the same."""
-    numbers = dict[object, int]()
-    sizes = problem.sizes
-    return [
-        numbers.setdefault(
-            (
-                problem.forward[node],
-                problem.recomputable[node],
-                problem.workspace[node],
-                tuple(sizes[value] for value in problem.writes[node]),
-                tuple(sizes[value] for value in problem.reads[node]),
-            ),
-            len(numbers),
-        )
-        for node in range(problem.nodes)
-    ]
 
 
 def repetitions(sequence: Sequence[int]) -> Iterator[Repetition]:

@@ -23,11 +23,7 @@ class StagedProblem:
         self.reduced = request.reduced()
         self.problem = self.reduced.problem
         group_of = self.reduced.groups
-        self.forced = self._forced(request, group_of)
-        self._marks = {group_of[node]: stage for node, stage in request.stages.items() if group_of[node] >= 0}
-
-    def _forced(self, request: Request, group_of: Sequence[int]) -> dict[int, bool]:
-        """A view by itself can only be kept, for it runs whenever it is needed."""
+        # A view by itself can only be kept, for it runs whenever it is needed
         problem, reduced = self.problem, self.reduced
         forced = dict.fromkeys((group_of[node] for node in request.kept if group_of[node] >= 0), False)
         for node, recomputed in sorted(request.forced.items()):
@@ -35,7 +31,8 @@ class StagedProblem:
             may = group >= 0 and problem.forward[group] and problem.recomputable[group]
             if recomputed and may and node in reduced.members[group]:
                 forced[group] = True
-        return forced
+        self.forced = forced
+        self._marks = {group_of[node]: stage for node, stage in request.stages.items() if group_of[node] >= 0}
 
     @property
     def kept(self) -> dict[int, bool]:

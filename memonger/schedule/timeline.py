@@ -312,32 +312,26 @@ class Timeline:
         while len(self.journal) > mark.changes:
             label, node = self.journal.pop()
             if label >= 0:
-                self._forget(label, node)
+                # Undo the addition of a step, all but its bytes
+                del self.node[label]
+                copies = self.copies[node]
+                del copies[bisect_left(copies, label)]
+                for value in self.inputs[node]:
+                    reads = self.reads[value]
+                    del reads[bisect_left(reads, label)]
+                self.cost -= self.problem.costs[node]
             else:
-                self._recall(~label, node)
+                # Undo the removal of a step, all but its bytes
+                self.node[~label] = node
+                for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
+                    insort(labels, ~label)
+                self.cost += self.problem.costs[node]
             self.work += self.weight[node]
         while len(self._credits) > mark.credits:
             label, credit = self._credits.pop()
             self._credit[label] = credit
         self.labels[:] = mark.labels
         self._memory[: len(mark.labels)] = mark.memory
-
-    def _forget(self, label: int, node: int) -> None:
-        """Undo the addition of a step, all but its bytes."""
-        del self.node[label]
-        copies = self.copies[node]
-        del copies[bisect_left(copies, label)]
-        for value in self.inputs[node]:
-            reads = self.reads[value]
-            del reads[bisect_left(reads, label)]
-        self.cost -= self.problem.costs[node]
-
-    def _recall(self, label: int, node: int) -> None:
-        """Undo the removal of a step, all but its bytes."""
-        self.node[label] = node
-        for labels in (self.copies[node], *(self.reads[value] for value in self.inputs[node])):
-            insort(labels, label)
-        self.cost += self.problem.costs[node]
 
     def unread(self, label: int) -> bool:
         """Whether the node also runs elsewhere and nobody reads the copies it writes at this label."""

@@ -25,7 +25,14 @@ def evaluator(site: Site) -> Evaluate | None:
     ``Shape`` and ``Size`` read no contents: `memonger.shapes.sizes` computes them.
     """
     if site.op_type == "Split":
-        return _split(site)
+        axis, count = site.integer("axis", 0), site.outputs
+
+        def evaluate(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
+            sizes, length = site.integers_at("split", arrays), arrays[0].shape[axis]
+            ends = np.cumsum(sizes)[:-1] if sizes else -(-length // count) * np.arange(1, count)
+            return np.split(arrays[0], ends, axis)
+
+        return evaluate
     plain, made = _PLAIN.get(site.op_type), _MADE.get(site.op_type)
     if plain is not None:
         return lambda arrays: (np.asarray(plain(*arrays)),)
@@ -76,17 +83,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Expand": lambda a, shape: a * np.ones(tuple(shape), a.dtype) if a.dtype.kind != "b" else np.broadcast_to(a, shape),
     "Tile": np.tile, "Range": lambda start, limit, by: np.arange(start, limit, by, dtype=start.dtype),
 }  # fmt: skip
-
-
-def _split(site: Site) -> Evaluate:
-    axis, count = site.integer("axis", 0), site.outputs
-
-    def evaluate(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
-        sizes, length = site.integers_at("split", arrays), arrays[0].shape[axis]
-        ends = np.cumsum(sizes)[:-1] if sizes else -(-length // count) * np.arange(1, count)
-        return np.split(arrays[0], ends, axis)
-
-    return evaluate
 
 
 def _cast(site: Site) -> One:

@@ -1,21 +1,38 @@
-"""Static shapes by ONNX's own inference, with shape arithmetic folded."""
+"""Static shapes by ONNX's own inference, with shape arithmetic folded; sizes that constants decide, or only a run.
 
+ONNX knows no types of onnxruntime's own operators, of which quantized models are made (``QLinearAdd``, ``QGemm``,
+``MatMulNBits``), nor some of ai.onnx.ml, and what stands behind one would have no type either: `OPERATORS` has them
+from onnxruntime's schemas. Shapes are by `memonger.shapes.rules`.
+"""
+
+import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import onnx
 import onnx_ir as ir
 
-from memonger.errors import LoadError
+from memonger.errors import LoadError, PlanError
 from memonger.ir import checks, onnx_process
 from memonger.ir.checks import PLAIN, root_cause
 from memonger.ir.model import Model
+from memonger.ir.operators import facts
 from memonger.ir.tensors import in_memory
-from memonger.ir.values import INFERENCE_ERRORS, SMALL, all_values, dense, graphs, static_shape, tensor_shape
-from memonger.shapes.folding import fold_shape_arithmetic, run_time_sized
-from memonger.shapes.runtime_types import complete_types
+from memonger.ir.values import (
+    INFERENCE_ERRORS,
+    SMALL,
+    add_initializer,
+    all_values,
+    dense,
+    graphs,
+    input_at,
+    static_shape,
+    subgraphs,
+    tensor_shape,
+)
+from memonger.shapes.sizes import Sizes
 
 LONG = 1 << 20
 """Inference goes element by element through the content of vectors: longer ones take more memory than they should."""
@@ -121,12 +138,24 @@ def infer_once(model: Model) -> Exception | None:
     onnx_infer: Callable[..., onnx.ModelProto] = onnx.shape_inference.infer_shapes
     if model.foreign and not _is_plain(model.ir):  # it could end this process
         onnx_infer = partial(onnx_process.call, "infer_shapes")
-    follows = _longest_vector(model.graph) <= LONG
+    # At most how many elements a vector has whose content inference follows: joined vectors make longer ones
+    lengths = {v: 1 if v.const_value is None else v.const_value.size for v in model.graph.initializers.values()}
+    lengths = {value: size for value, size in lengths.items() if size <= SMALL}
+    longest = 0
+    for node in model.graph:
+        inputs = [lengths.get(value, 1) for value in node.inputs if value is not None]
+        most = (sum(inputs) if node.op_type == "Concat" else max(inputs)) if inputs else 1
+        longest = max(longest, most)
+        lengths.update(dict.fromkeys(node.outputs, most))
+    follows = longest <= LONG
     complaint: Exception | None = None
     try:
         inferred = onnx_infer(skeleton, strict_mode=True, data_prop=follows)
     except INFERENCE_ERRORS:
-        complaint = _complaint(skeleton, onnx_infer)
+        try:  # of shapes alone: where it follows values it complains of models that are right
+            onnx_infer(skeleton, strict_mode=True)
+        except INFERENCE_ERRORS as error:
+            complaint = error
         if complaint is not None and _COMPLAINT.search(str(complaint)):
             raise LoadError(_contradiction(model.name, complaint)) from complaint
         try:
@@ -144,22 +173,6 @@ def infer_once(model: Model) -> Exception | None:
     return complaint
 
 
-def _longest_vector(graph: ir.Graph) -> int:
-    """At most how many elements a vector has whose content inference follows: joined vectors make longer ones.
-
-    Elements of which nothing is known before a run aren't followed, but count all the same.
-    """
-    lengths = {v: 1 if v.const_value is None else v.const_value.size for v in graph.initializers.values()}
-    lengths = {value: size for value, size in lengths.items() if size <= SMALL}
-    longest = 0
-    for node in graph:
-        inputs = [lengths.get(value, 1) for value in node.inputs if value is not None]
-        most = (sum(inputs) if node.op_type == "Concat" else max(inputs)) if inputs else 1
-        longest = max(longest, most)
-        lengths.update(dict.fromkeys(node.outputs, most))
-    return longest
-
-
 def _is_plain(model: ir.Model) -> bool:
     """Whether inference can do no harm: none but well-known operators, and no vectors that are followed for long."""
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
@@ -168,15 +181,6 @@ def _is_plain(model: ir.Model) -> bool:
         if followed or max(dims, default=0) > LONG:
             return False
     return all(node.domain == "" and node.op_type in PLAIN for node in model.graph)
-
-
-def _complaint(skeleton: onnx.ModelProto, onnx_infer: Callable[..., onnx.ModelProto]) -> Exception | None:
-    """What inference says of shapes alone: where it follows values it complains of models that are right."""
-    try:
-        onnx_infer(skeleton, strict_mode=True)
-    except INFERENCE_ERRORS as error:
-        return error
-    return None
 
 
 SERIALIZING_ERRORS = (ir.serde.SerdeError, ValueError, TypeError)
@@ -225,3 +229,196 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
             value.const_value = tensor
         for value in order:
             graph.initializers[str(value.name)] = value
+
+
+def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values that are the same whatever the inputs hold: constants, static shapes, and what is computed from them.
+
+    ``overridden``: whether callers may override initializers that are inputs as well.
+    """
+    fixed = {v for v in model.graph.initializers.values() if not (overridden and v.is_graph_input())}
+    for node in model.graph:
+        if facts(node).random or subgraphs(node):
+            continue
+        first = node.inputs[0] if facts(node).shape_only else None
+        if (first is not None and static_shape(first) is not None) or all(v is None or v in fixed for v in node.inputs):
+            fixed.update(node.outputs)
+    return fixed
+
+
+def fold_shape_arithmetic(model: ir.Model) -> bool:
+    """Give values the shapes that rules tell; where the content of an input decides the size of an output, make that
+    content an initializer.
+
+    This is done where constants and static shapes decide the content, and it is integers or booleans. Other readers of
+    the same values are left as they are: onnxruntime accepts fewer models whose conditions have become constants.
+
+    Returns: whether anything was folded.
+    """
+    graph, known = model.graph, set(model.graph.initializers.values())
+    lacking = [value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None]
+    deciding = [
+        (node, place, value)
+        for node in graph.all_nodes()
+        for place in facts(node).sized_by
+        if place < len(node.inputs) and (value := node.inputs[place]) is not None and value not in known
+        if node.domain == "" and (writer := value.producer()) is not None and writer.graph is graph
+    ]
+    if not lacking and not deciding:
+        return False
+    described = {str(v.name): shape for v in all_values(graph) if (shape := static_shape(v)) is not None}
+    try:
+        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
+    except PlanError:
+        return False  # malformed attributes: whoever runs the node says so
+    for value in lacking:
+        if (shape := shapes.get(str(value.name))) is not None:
+            value.shape = ir.Shape(list(shape))
+    made: dict[ir.Value, ir.Value] = {}
+    names = {str(value.name) for value in all_values(graph)}
+    for node, place, value in deciding:
+        content = contents.get(str(value.name))
+        if content is None or content.dtype.kind not in "iub":
+            continue
+        if value not in made:
+            name = next(name for k in itertools.count() if (name := f"{value.name}.constant{k or ''}") not in names)
+            names.add(name)
+            made[value] = add_initializer(graph, name, content)
+        node.replace_input_with(place, made[value])
+    outputs = set(graph.outputs)
+    for node in reversed(graph):
+        is_computed = bool(node.outputs) and node.outputs[0].name in contents
+        if is_computed and not any(value.uses() or value in outputs for value in node.outputs):
+            graph.remove(node, safe=True)
+    return bool(made)
+
+
+def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:
+    """Values whose size only a run can tell: it depends on what the inputs hold, or on another such value.
+
+    ``overridden``: as for `input_independent`.
+    """
+    dynamic: set[ir.Value] = set()
+    open_nodes = [n for n in model.graph if any(static_shape(v) is None for v in n.outputs if v.name)]
+    independent = input_independent(model, overridden=overridden) if open_nodes else set()
+    for node in open_nodes:
+        given = [value for value in node.inputs if value is not None]
+        deciding = (node.inputs[place] for place in facts(node).sized_by if place < len(node.inputs))
+        decides = (
+            facts(node).sized_at_run_time
+            or bool(subgraphs(node))
+            or any(value.type is not None and not dense(value) for value in (*given, *node.outputs))
+            or any(value is not None and value not in independent for value in deciding)
+        )
+        if decides or any(value in dynamic for value in given):
+            anyway = facts(node).sized_anyway if dynamic.isdisjoint(given) else ()
+            dynamic.update(v for at, v in enumerate(node.outputs) if static_shape(v) is None and at not in anyway)
+    return dynamic
+
+
+_FLOAT, _INT32 = ir.DataType.FLOAT, ir.DataType.INT32
+_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
+
+Source = int | ir.DataType | tuple[int, ir.DataType]
+
+_LIKE_FIRST = """
+    Attention AttnLSTM BiasAdd BiasGelu BiasSoftmax BiasSplitGelu BifurcationDetector BranchwiseRMSNorm
+    CDist CausalConvWithState ComplexMul ComplexMulConj ConvStateReplay ConvTransposeWithDynamicPads
+    DecoderAttention DecoderMaskedSelfAttention DynamicQuantizeLSTM DynamicQuantizeMatMul EngramGate
+    ExpandDims FastGelu FusedConv FusedGemm FusedMatMul FusedMatMulActivation GatedAdd
+    GatedDeltaNetStateReplay GatedRMSNorm GatedRelativePositionBias GatherND Gelu GemmFastGelu GroupNorm
+    HyperConnectionLowRankMix HyperConnectionPostMix HyperConnectionPreMix Inverse Irfft
+    LinearAttentionGate LongformerAttention MRotaryEmbedding MatMulBlockQuantizedFp4Weight
+    MatMulBlockQuantizedFp8Weight MatMulBnb4 MatMulFpQ4 MatMulNBits MatMulNBitsMlp MatMulNBitsQLoRA
+    MatMulNBitsQkv MatMulPacked MaxpoolWithMask MoE MoEPacked NGramHashMapping NhwcConv NhwcFusedConv
+    NhwcMaxPool PackedAttention PackedMultiHeadAttention PackedSparseAttentionIndexerMerge Pad
+    QLinearAdd QLinearAveragePool QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean
+    QLinearSigmoid QLinearSoftmax QMoE QOrderedAttention QOrderedGelu QOrderedLayerNormalization
+    QOrderedLongformerAttention QOrderedMatMul QuickGelu Range RelativePositionBias RestorePadding Rfft
+    RotaryEmbedding RouterGateUpProj ScaledSiLU SkipGroupNorm SparseAttention SwiGLU Tokenizer
+    TorchEmbedding TransposeMatMul Trilu UnfoldTensor VarlenCausalConvWithState
+"""
+"""Operators all of whose outputs have the type of their first input."""
+
+OPERATORS: Mapping[str, tuple[Source, ...]] = {
+    "BiasDropout": (0, _BOOL),
+    "BitmaskBiasDropout": (0, ir.DataType.UINT32),
+    "BitmaskDropout": (0, ir.DataType.UINT32),
+    "DequantizeLinear": (1,),
+    "EmbedLayerNormalization": (2, 0, 2),
+    "GatherBlockQuantized": (2,),
+    "GroupQueryAttention": (0, (3, _FLOAT), (4, _FLOAT), 0),
+    "IsAllFinite": (_BOOL,),
+    "MatMulIntegerToFloat": (2,),
+    "MulInteger": (_INT32,),
+    "NGramRepeatBlock": (1,),
+    "PagedAttention": (0, 3, 4),
+    "QAttention": (3, 3),
+    "QEmbedLayerNormalization": (8, 0),
+    "QGemm": ((8, _FLOAT),),
+    "QLinearConcat": (1,),
+    "QLinearConv": (7,),
+    "QLinearWhere": (1,),
+    "QuantizeLinear": ((2, ir.DataType.UINT8),),
+    "RemovePadding": (0, 1, 1, 1),
+    "SkipLayerNormalization": (0, _FLOAT, _FLOAT, 0),
+    "SkipSimplifiedLayerNormalization": (0, _FLOAT, _FLOAT, 0),
+    "SparseToDenseMatMul": (1,),
+    "Unique": (0, _INT64, _INT64),
+    "WordConvEmbedding": (1,),
+    "BeamSearch": (1, 5, 5),
+    "LinearAttention": (0, 3),
+    "MultiHeadAttention": (0, 0, 0),
+    **dict.fromkeys(_LIKE_FIRST.split(), (0,)),
+}  # fmt: skip
+"""For each output the input that it has the type of, and what it is where that isn't there. One entry alone is for all
+outputs."""
+
+
+def complete_types(graph: ir.Graph) -> bool:
+    """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
+    found = False
+    for node in graph:
+        if node.domain not in ("com.microsoft", "ai.onnx.ml"):
+            continue
+        for place, value in enumerate(node.outputs):
+            if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
+                value.type, found = ir.TensorType(dtype), True
+    return found
+
+
+def output_type(node: ir.Node, place: int) -> ir.DataType | None:
+    """The type of an output of a node of ``com.microsoft`` or ``ai.onnx.ml``; None where nothing tells it."""
+    if node.domain == "ai.onnx.ml":
+        # The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores.
+        if node.op_type == "Imputer":
+            return None if node.inputs[0] is None else node.inputs[0].dtype
+        is_classifier = node.op_type in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+        if node.op_type in _FLOAT_OF_ANY or (is_classifier and place):
+            return _FLOAT
+        if not is_classifier:
+            return None
+        labels = node.attributes.get("classlabels_strings")
+        return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
+    sources = OPERATORS.get(node.op_type, ())
+    if not sources or place >= len(sources) > 1:
+        return None
+    source, instead = sources[place if len(sources) > 1 else 0], None
+    if isinstance(source, tuple):
+        source, instead = source
+    if isinstance(source, ir.DataType):
+        return source
+    value = input_at(node, source)
+    if value is None:
+        return instead
+    return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
+
+
+_FLOAT_OF_ANY = (
+    "FeatureVectorizer",
+    "LinearRegressor",
+    "Normalizer",
+    "Scaler",
+    "SVMRegressor",
+    "TreeEnsembleRegressor",
+)

@@ -111,20 +111,18 @@ def at_largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> None:
         if one.most not in one or not one.places:
             raise ValueError(f"range '{name}' is {one}, at {len(one.places)} places")
         if one.equals:
-            _check_sum(name, one, own(ranges))
+            terms = terms_of(one.equals)
+            if not terms or not terms.keys() <= {"", *own(ranges)}:
+                raise ValueError(f"range '{name}' is {one.equals!r}, which is no sum of others")
+            wanted = in_terms_of(terms, {}, own(ranges))
+            if (one.least, one.most, one.step) != (wanted.least, wanted.most, 1):
+                raise ValueError(
+                    f"range '{name}' is {one.least} to {one.most}, and its sum is {wanted.least} to {wanted.most}"
+                )
     try:
         put(model, Sizes(model), largest(model, ranges))
     except SizesError as error:
         raise ValueError(str(error)) from error
-
-
-def _check_sum(name: str, one: DimRange, ranges: Mapping[str, DimRange]) -> None:
-    terms = terms_of(one.equals)
-    if not terms or not terms.keys() <= {"", *ranges}:
-        raise ValueError(f"range '{name}' is {one.equals!r}, which is no sum of others")
-    wanted = in_terms_of(terms, {}, ranges)
-    if (one.least, one.most, one.step) != (wanted.least, wanted.most, 1):
-        raise ValueError(f"range '{name}' is {one.least} to {one.most}, and its sum is {wanted.least} to {wanted.most}")
 
 
 def unknown(model: ir.Model) -> list[str]:

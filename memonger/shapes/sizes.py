@@ -82,7 +82,22 @@ class Sizes:
         self.names = tuple(str(value.name) for value in written)
         self._written = tuple(numbers[value] for value in written)
         self._numbers = {str(value.name): numbers[value] for value in all_values(graph)}
-        wanted = _wanted(model)
+        # The values whose content decides sizes, and all that it is computed from
+        pending = [
+            given
+            for node in model.graph.all_nodes()
+            for place in facts(node).sized_by
+            if place < len(node.inputs) and (given := node.inputs[place]) is not None
+        ]
+        wanted: set[ir.Value] = set()
+        while pending:
+            source = pending.pop()
+            if source in wanted:
+                continue
+            wanted.add(source)
+            writer = source.producer()
+            if writer is not None and not facts(writer).shape_only:
+                pending.extend(each for each in writer.inputs if each is not None)
         nodes = (node for node in graph if not contents_alone or not wanted.isdisjoint(node.outputs))
         steps = {node: _steps(node, model.opset_imports, numbers, wanted) for node in nodes}
         self._steps = tuple(step for found in steps.values() for step in found or ())
@@ -325,23 +340,3 @@ def _how(node: ir.Node, site: Site) -> contents.Evaluate | str | None:
     if node.op_type == "Shape":
         return f"{site.integer('start', 0)}:{site.integer('end', 1 << 30)}"
     return "size" if node.op_type == "Size" else contents.evaluator(site)
-
-
-def _wanted(model: ir.Model) -> set[ir.Value]:
-    """The values whose content decides sizes, and all that it is computed from."""
-    pending = [
-        value
-        for node in model.graph.all_nodes()
-        for place in facts(node).sized_by
-        if place < len(node.inputs) and (value := node.inputs[place]) is not None
-    ]
-    sources: set[ir.Value] = set()
-    while pending:
-        value = pending.pop()
-        if value in sources:
-            continue
-        sources.add(value)
-        node = value.producer()
-        if node is not None and not facts(node).shape_only:
-            pending.extend(each for each in node.inputs if each is not None)
-    return sources

@@ -20,7 +20,7 @@ from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError, RuntimeUnavailableError
 from memonger.ir.model import Model
-from memonger.ir.unused import remove_unused
+from memonger.ir.rewrite import remove_unused
 from memonger.ir.values import all_values, input_at
 from memonger.model.load import load
 from memonger.model.parameters import KEY

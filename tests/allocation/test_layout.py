@@ -21,10 +21,10 @@ from memonger.allocation import (
     lower_bound,
     placement_search,
 )
+from memonger.allocation.lowest_offset import relaid
 from memonger.allocation.minimalloc_csv import read_problem
 from memonger.allocation.placement_search import improve
 from memonger.allocation.shrunk import Shrunk
-from memonger.allocation.squeaky_wheel import relaid
 from memonger.errors import LayoutError
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))

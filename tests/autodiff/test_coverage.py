@@ -8,8 +8,7 @@ import onnx
 import pytest
 
 import memonger
-from memonger.autodiff.open_operators import OPEN
-from memonger.autodiff.registry import EXPANSIONS, RULES
+from memonger.autodiff.registry import EXPANSIONS, OPEN, RULES
 from tests.support import operators_page as page
 from tests.support.fused_cases import TEXTS, fused_cases
 from tests.support.node_cases import Case, cases

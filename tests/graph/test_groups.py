@@ -12,8 +12,7 @@ import memonger
 from memonger.allocation import allocate
 from memonger.errors import PlanError, VerificationError
 from memonger.graph.graph import Graph
-from memonger.graph.groups import in_buckets, places
-from memonger.graph.liveness import assign_storage
+from memonger.graph.liveness import assign_storage, in_buckets, places
 from memonger.graph.verify import verify
 from memonger.plan import Plan
 from memonger.schedule.decide import _offsets

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from memonger.allocation import allocate, lower_bound
 from memonger.errors import PlanError, VerificationError
 from memonger.graph.graph import Alias, Graph
-from memonger.graph.liveness import Sharing, assign_storage, peak_bytes
+from memonger.graph.liveness import Sharing, assign_storage, peak_bytes, storages
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
-from memonger.graph.window_choice import storages
 from memonger.schedule.decide import _offsets
 from memonger.schedule.every_schedule import least_arena
 from memonger.schedule.orders import ORDERS

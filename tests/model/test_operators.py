@@ -10,7 +10,7 @@ from memonger.graph import costs
 from memonger.ir.model import Model
 from memonger.ir.operators import OPERATORS, Operator, facts, facts_of, operator_name
 from memonger.model import parameters
-from memonger.shapes.folding import input_independent, run_time_sized
+from memonger.shapes.inference import input_independent, run_time_sized
 
 
 def _inputs_of(name: str) -> int:

@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import memonger
 from memonger.errors import LoadError
-from memonger.shapes import runtime_types
+from memonger.shapes import inference
 from tests.support.networks import model_of, run_stock, same_bits, stock
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "none"])
@@ -258,7 +258,7 @@ def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
     """Where a schema gives an output and an input one type, they have one; here each other input has another."""
     schemas = {each.name: each for each in native.get_all_operator_schema() if each.domain == "com.microsoft"}
     checked = 0
-    for name in runtime_types.OPERATORS & schemas.keys():
+    for name in inference.OPERATORS & schemas.keys():
         inputs, outputs = schemas[name].inputs, schemas[name].outputs
         open_kinds = list(dict.fromkeys(each.typeStr for each in inputs if each.typeStr not in FIXED))
         types = {**FIXED, **dict(zip(open_kinds, KINDS, strict=False))}
@@ -269,7 +269,7 @@ def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
         values = [ir.Value(name=f"x{k}", type=ir.TensorType(types[each.typeStr])) for k, each in enumerate(inputs)]
         node = ir.Node("com.microsoft", name, values, num_outputs=len(outputs))
         for place, output in enumerate(outputs):
-            found = runtime_types.output_type(node, place)
+            found = inference.output_type(node, place)
             if output.typeStr in types and found is not None:
                 assert found == types[output.typeStr], (name, place)
                 checked += 1

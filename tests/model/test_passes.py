@@ -17,7 +17,7 @@ from memonger.ir.marks import forget_composites, mark_nodes
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import Pass, name_of, run_passes
-from memonger.ir.unused import remove_unused
+from memonger.ir.rewrite import remove_unused
 from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
 from memonger.lowering.cpu_narrow import widen_narrow_nodes

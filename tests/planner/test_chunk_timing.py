@@ -25,7 +25,7 @@ def _copies(plan: memonger.Plan) -> int:
 def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger.Plan:
     """MobileNet-v2 at batch 32, with these for measured ratios."""
     given: Iterator[float | None] = iter(ratios)
-    monkeypatch.setattr(search_plan.ChunkTimer, "ratio", lambda *_: next(given))
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: next(given))
     model = models.build("mobilenet_v2", batch=32, image=96)
     return memonger.search_plan(model, device="cpu", mode="inference")
 
@@ -45,7 +45,7 @@ def test_chunks_that_take_too_long_become_coarser_or_none(monkeypatch: pytest.Mo
 
 
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_plan, "ChunkTimer", None)  # none is made
+    monkeypatch.setattr(chunk_timing, "ChunkTimer", None)  # none is made
     model = models.build("mobilenet_v2", batch=32, image=96)
     plan = memonger.search_plan(model, device="cpu", mode="inference", chunks=4)
     assert plan.chunks

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 import memonger
 from memonger.cli.options import FORMATS
 from memonger.cli.report import NEXT
-from memonger.report import VIEWERS
 from memonger.report.view import INPUT, WEIGHT, WORKSPACE, View
+from memonger.report.write import VIEWERS
 
 TORCH = importlib.util.find_spec("torch")
 

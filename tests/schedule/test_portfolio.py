@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.schedule import greedy
 from memonger.schedule import timeline as timelines
-from memonger.schedule.annealed_order import reorder
 from memonger.schedule.cp_sat import ExactOptions, solve
 from memonger.schedule.effort import Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.schedule.portfolio import PortfolioSearch, search
+from memonger.schedule.neighbourhood import reorder
+from memonger.schedule.portfolio import PortfolioSearch, Tuning, search
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
-from memonger.schedule.tuning import Tuning
 from tests.support.brute_force import cheapest, slow_memory
 
 DATA = Path(__file__).parents[1] / "data" / "remat"

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from memonger.schedule import portfolio
 from memonger.schedule.effort import Effort
 from memonger.schedule.on_demand import in_time, recompute_on_demand
-from memonger.schedule.portfolio import PortfolioSearch
+from memonger.schedule.portfolio import PortfolioSearch, Tuning
 from memonger.schedule.problem import Problem, check, peak
 from memonger.schedule.repeats import KEPT, Contraction, Repetition, broadcast, repetitions
-from memonger.schedule.tuning import Tuning
 
 FEW = KEPT + 2
 """The first and the last layer have neighbours of their own, and stay as they are."""

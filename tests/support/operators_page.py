@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 import memonger
 from memonger.autodiff import rules as rules  # registers them
-from memonger.autodiff.open_operators import OPEN
-from memonger.autodiff.registry import EXPANSIONS, RULES
+from memonger.autodiff.registry import EXPANSIONS, OPEN, RULES
 from memonger.errors import MemongerError
 from memonger.ir.checks import RUNTIME_OPERATORS
 from memonger.ir.operators import facts_of

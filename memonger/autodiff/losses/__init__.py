@@ -63,7 +63,12 @@ def attach(
     name = model.name
     output_of = {str(v.name): v for v in model.graph.outputs if v.name in outputs}
     if isinstance(loss, str) and loss in output_of:
-        value = _own(op, output_of[loss], name)
+        value = output_of[loss]
+        if op.size(value) != 1 or not is_floating(value):
+            raise PlanError(
+                f"{name}: output '{value.name}' can't be the loss: it is {described(value)}, not one floating-point "
+                f"number. A loss of it can be {', '.join(NAMES)}."
+            )
         if active is None:
             return quotient.built(op, value)
         return _with_parts(op, model, quotient.taken_apart(op, value, active, name))
@@ -98,15 +103,6 @@ def _with_parts(op: Emitter, model: Model, built: Built) -> Built:
             value.name = op.fresh(f"{built.loss.name}.{part}")
             model.graph.outputs.append(value)
     return built
-
-
-def _own(op: Emitter, value: ir.Value, name: str) -> ir.Value:
-    if op.size(value) != 1 or not is_floating(value):
-        raise PlanError(
-            f"{name}: output '{value.name}' can't be the loss: it is {described(value)}, not one floating-point "
-            f"number. A loss of it can be {', '.join(NAMES)}."
-        )
-    return value
 
 
 def _output(known: dict[str, ir.Value], loss: Any, name: str) -> ir.Value:

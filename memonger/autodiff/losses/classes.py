@@ -12,13 +12,13 @@ from memonger.autodiff.losses.common import (
     Built,
     Reduction,
     check_reduction,
+    class_indices,
     computed_in,
     described,
     input_of,
     of_elements,
     sample_factors,
 )
-from memonger.autodiff.rules.crossentropy import class_indices
 from memonger.errors import PlanError
 from memonger.ir.emitter import Emitter
 

@@ -69,6 +69,31 @@ def input_of(output: ir.Value, name: str) -> ir.Value:
     return source
 
 
+def class_indices(
+    op: Emitter, labels: ir.Value, numbers: ir.Value, classes: int, ignore_index: int | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """Indices of the classes, and which labels count (None: all).
+
+    A label below zero becomes an index that isn't there: the runtime would count it from the last class. Where labels
+    are an input of the model, what they may be is noted for whoever feeds it.
+
+    Args:
+        op: Where it goes.
+        labels: What the labels were before they got the shape they are used in.
+        numbers: The labels in that shape, integers.
+        classes: How many there are.
+        ignore_index: The label that counts for nothing.
+    """
+    if labels.is_graph_input():
+        op.classes[str(labels.name)] = (classes, ignore_index)
+    counted = None
+    if ignore_index is not None:
+        ignored = op.Equal(numbers, ignore_index)
+        numbers = op.Where(ignored, op.constant(0, numbers.dtype), numbers)
+        counted = op.Not(ignored)
+    return op.Where(op.Less(numbers, 0), op.constant(classes, numbers.dtype), numbers), counted
+
+
 def check_reduction(reduction: str) -> None:
     """Refuse what is no reduction.
 

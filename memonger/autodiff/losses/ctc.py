@@ -110,12 +110,9 @@ class _TimeSteps:
         found = op.Max(op.GatherElements(logs, index, axis=2), _NEVER)
         parts = (found,) if self.times == 1 else op.several("Split", self.times, found, num_outputs=self.times, axis=1)
         self.emitted = [op.reshape(part, (self.count, self.states)) for part in parts]
-        self._set_ends(loss.blank)
-
-    def _set_ends(self, blank: int) -> None:
         op, states = self.op, np.arange(self.states)
-        before = op.Pad(self.classes, op.ints(0, 2, 0, -2), op.constant(blank, _INT))
-        differs = op.And(op.Not(op.Equal(self.classes, before)), op.Not(op.Equal(self.classes, blank)))
+        before = op.Pad(self.classes, op.ints(0, 2, 0, -2), op.constant(loss.blank, _INT))
+        differs = op.And(op.Not(op.Equal(self.classes, before)), op.Not(op.Equal(self.classes, loss.blank)))
         self.skips = self._allowed(op.And(differs, op.constant(states[None] > 1)))
         self.start = op.constant(np.where(states[None] < 2, 0, _NEVER).astype(self.dtype.numpy()))
         last = op.Mul(self.label_lengths, 2)

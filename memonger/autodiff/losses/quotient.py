@@ -2,12 +2,13 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.autodiff.losses.common import FLOAT, Built
+from memonger.graph.graph import needed_by
 from memonger.ir.emitter import Emitter
 from memonger.ir.values import read_values, static_shape
 
@@ -28,7 +29,7 @@ def taken_apart(op: Emitter, loss: ir.Value, active: Collection[ir.Value], name:
     value, sign = _behind_views(loss)
     node = value.producer()
     if node is None or not _is_quotient(node, active):
-        if any(_is_quotient(each, active) for each in _behind(loss, active)):
+        if any(_is_quotient(each, active) for each in needed_by([loss])):
             logger.warning(
                 "%s: the loss '%s' is more than one mean over what inputs say, as labels that count do. Micro-batches "
                 "count the same, whatever they say: the step isn't that of one batch with all of them.",
@@ -53,7 +54,10 @@ def _is_quotient(node: ir.Node, active: Collection[ir.Value]) -> bool:
     total, weight = node.inputs
     if total is None or weight is None or any(static_shape(each) not in ((), (1,)) for each in node.inputs if each):
         return False
-    return total in active and _terms(_behind_views(weight)[0]) > 0 and _is_fed(weight, active)
+    if total not in active or not _terms(_behind_views(weight)[0]):
+        return False
+    behind = {weight, *(value for each in needed_by([weight]) for value in read_values(each))}
+    return behind.isdisjoint(active) and any(value.is_graph_input() and value.const_value is None for value in behind)
 
 
 def _terms(value: ir.Value) -> int:
@@ -64,19 +68,6 @@ def _terms(value: ir.Value) -> int:
     source = node.inputs[0]
     shape = None if source is None or node.op_type == "ReduceMean" else static_shape(source)
     return 1 if shape is None else max(1, math.prod(shape))
-
-
-def _behind(loss: ir.Value, active: Collection[ir.Value]) -> Iterator[ir.Node]:
-    """The nodes that a loss is computed by from what is trained."""
-    pending, seen = [loss], set[ir.Value]()
-    while pending:
-        each = pending.pop()
-        node = each.producer()
-        if node is None or each in seen or each not in active:
-            continue
-        seen.add(each)
-        yield node
-        pending.extend(read_values(node))
 
 
 def built(op: Emitter, loss: ir.Value) -> Built:
@@ -93,20 +84,3 @@ def _behind_views(value: ir.Value) -> tuple[ir.Value, int]:
         assert source is not None
         value = source
     return value, sign
-
-
-def _is_fed(value: ir.Value, active: Collection[ir.Value]) -> bool:
-    """Whether a value depends on what a session feeds, and on nothing that is trained."""
-    pending, seen, fed = [value], set[ir.Value](), False
-    while pending:
-        each = pending.pop()
-        if each in seen:
-            continue
-        seen.add(each)
-        if each in active:
-            return False
-        producer = each.producer()
-        if producer is not None:
-            pending.extend(read_values(producer))
-        fed = fed or (each.is_graph_input() and each.const_value is None)
-    return fed

@@ -4,7 +4,6 @@ from memonger.autodiff.rules import activation as activation
 from memonger.autodiff.rules import attention as attention
 from memonger.autodiff.rules import control as control
 from memonger.autodiff.rules import convolution as convolution
-from memonger.autodiff.rules import crossentropy as crossentropy
 from memonger.autodiff.rules import elementwise as elementwise
 from memonger.autodiff.rules import fused as fused
 from memonger.autodiff.rules import indexing as indexing
