@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
@@ -108,6 +109,32 @@ class InSlices:
     def with_sessions(self) -> int:
         """The same with sessions."""
         return self.total + self.sessions
+
+
+@dataclass
+class Candidate:
+    """Slices that a model may run in. They are written and laid out when somebody looks at them.
+
+    Attributes:
+        bound: Bytes alive at a step that isn't cut: its arena isn't smaller.
+        least: About the bytes that it takes at least, sessions included.
+        seconds: About how much longer it takes.
+        write: Gives the model in these slices, laid out.
+    """
+
+    bound: int
+    least: int
+    seconds: float
+    write: Callable[[], InSlices]
+
+    @cached_property
+    def written(self) -> InSlices:
+        """The model in these slices, laid out."""
+        return self.write()
+
+
+Candidates = Sequence[Candidate]
+"""Along one axis of a model, the finest first."""
 
 
 def near_bytes(graph: Graph, storage: Storage) -> list[float]:

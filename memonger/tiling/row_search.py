@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +29,16 @@ from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.rewritten import MOST_NODES, WORTH, InSlices, ToSlice, asked_of, near_bytes, shared
+from memonger.tiling.rewritten import (
+    MOST_NODES,
+    WORTH,
+    Candidate,
+    InSlices,
+    ToSlice,
+    asked_of,
+    near_bytes,
+    shared,
+)
 from memonger.tiling.row_rules import BLOCKED, RowRule, row_bytes, rows_axis
 from memonger.tiling.row_tiles import (
     RowBand,
@@ -242,57 +251,35 @@ class _Part:
         return more + round(part * self.packed)
 
 
-@dataclass(slots=True)
-class RowLadder(Sequence[RowTiles]):
-    """Ways to run a model in row tiles, the finest first. Each is written and laid out when it is looked at.
+def row_candidates(
+    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: int = MOST_NODES
+) -> list[Candidate]:
+    """A model in row tiles, in several ways, the finest first.
 
-    Attributes:
+    Args:
         job: The model, in the order of its plan.
         refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
         asked: The number of slices that was asked for; 0: any.
-        most: Seconds that ways may take longer, by estimate.
+        most: Seconds that they may take longer, by estimate.
         most_copies: How many copies of nodes they may make.
     """
-
-    job: ToSlice
-    refused: Mapping[str, int]
-    asked: int = 0
-    most: float = math.inf
-    most_copies: int = MOST_NODES
-    _ways: list[list[_Part]] = field(init=False)
-    _written: dict[int, RowTiles] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.job = _in_long_stretches(self.job)
-        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most - self._before, self.most_copies)
-
-    def __len__(self) -> int:
-        return len(self._ways)
-
-    def bound(self, index: int) -> int:
-        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
-        return round(max((part.bytes for part in self._ways[index] if part.band is None), default=0.0))
-
-    def least(self, index: int) -> int:
-        """About what the way takes, sessions included: it isn't written for that."""
-        parts = self._ways[index]
-        session = session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts)
-        return round(max(part.bytes for part in parts)) + session
-
-    def estimated(self, index: int) -> float:
-        """About how many seconds longer the way takes, none where caches save some; nor for that."""
-        return self._before + max(0.0, math.fsum(part.seconds for part in self._ways[index]))
-
-    @property
-    def _before(self) -> float:
-        return 0.0 if self.job.outer is None else self.job.outer.extra
-
-    def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
-        if index not in self._written:
-            bands = sorted((p.band for p in self._ways[index] if p.band is not None), key=lambda band: band.begin)
-            packed = sum(part.packed for part in self._ways[index] if not part.shares)
-            self._written[index] = tiled(self.job, bands, self.estimated(index) - self._before, packed)
-        return self._written[index]
+    job = _in_long_stretches(job)
+    before = 0.0 if job.outer is None else job.outer.extra
+    whole = session_bytes(job.lowered.model, False)
+    found = []
+    for parts in _Search(job, refused, asked).ways(most - before, most_copies):
+        bands = sorted((part.band for part in parts if part.band is not None), key=lambda band: band.begin)
+        more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
+        packed = sum(part.packed for part in parts if not part.shares)
+        found.append(
+            Candidate(
+                round(max((part.bytes for part in parts if part.band is None), default=0.0)),
+                round(max(part.bytes for part in parts)) + whole + sum(part.session for part in parts),
+                before + more,
+                partial(tiled, job, bands, more, packed),
+            )
+        )
+    return found
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -600,16 +587,15 @@ def _path(
     return total, path
 
 
-def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> RowLadder:
-    """The way with bands of so many slices that needs the least memory, of the first of these models that has one.
+def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> list[Candidate]:
+    """The one with bands of so many slices that needs the least memory, of the first of these models that has one.
 
     Raises:
         PlanError: there is none.
     """
-    ladders = (RowLadder(job, refused, count) for job in jobs)
-    ladder = next((one for one in ladders if len(one)), None)
-    if ladder is not None:
-        return ladder
+    found = next(filter(None, (row_candidates(job, refused, count) for job in jobs)), None)
+    if found is not None:
+        return found
     rules = row_rules(jobs[-1].lowered.model)
     heights = [rule.height for rule in rules if isinstance(rule, RowRule)]
     if not heights:
