@@ -17,6 +17,7 @@ import onnx_ir as ir
 from memonger.devices import CPU
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
+from memonger.graph.costs import flops
 from memonger.graph.liveness import ALIGNMENT
 from memonger.ir.extract import extract, is_fed
 from memonger.ir.parts import elements
@@ -37,9 +38,12 @@ whatever path of a kernel. So are those of the convolution of blocked channels: 
 snchwc.cpp) its algorithm follows from channels and kernel, never from the batch or the rows, and each pixel is a sum in
 one order; it was compared on 300 random shapes, on one thread and two."""
 
-_DRAWS, _FEW = 4, 1 << 18
-"""Draws of random numbers for nodes that compute a few sums of that many numbers at most, whose last bits may be the
-same by chance."""
+_LARGER = 16.0
+"""Times the random numbers are other ones: where powers and exponentials of small numbers are the same by chance."""
+
+_DRAWS, _FEW = 16, 1 << 16
+"""Draws for nodes that read so many numbers at most: of few sums, and of the few elements behind the last vector that
+kernels compute otherwise, the last bits may be the same by chance."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
@@ -125,6 +129,7 @@ class SliceCheck:
         statistics = {"session.collect_node_memory_stats_to_file": str(self._statistics)}
         self._on_slices = dataclasses.replace(self._options, entries={**ort.RUN_ONCE, **statistics})
         self._seen: dict[Any, Seen] = {}
+        self._sessions: dict[ir.Node, Any] = {}  # of nodes that are run several times
         self._normal = np.empty(0, np.float32)
         self._whole, self._part = _Memory(), _Memory()
 
@@ -210,8 +215,11 @@ class SliceCheck:
     def _compared(
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], sums: Collection[int]
     ) -> Seen:
-        workspace, most, draws = dict[Any, int](), 0.0, _DRAWS if _has_few_sums(whole[1]) else 1
-        for draw in range(draws):
+        workspace, most, node = dict[Any, int](), 0.0, whole[1]
+        sizes = [math.prod(static_shape(value) or ()) for value in node.inputs if value is not None]
+        self._sessions.clear()
+        draws = _DRAWS if max(sizes, default=0) <= _FEW else 2
+        for draw in range(1 if flops(node) else draws):  # larger numbers give products the same bits
             most = max(most, self._drawn(whole, model, copies, sums, draw, workspace))
         return Seen(most, workspace)
 
@@ -254,7 +262,7 @@ class SliceCheck:
         if value.dtype == ir.DataType.BOOL:
             return _aligned(numbers > 0)
         if value.dtype.is_floating_point():
-            return _aligned(numbers.astype(kind, copy=False))
+            return _aligned((numbers * np.float32(_LARGER) if draw % 2 else numbers).astype(kind, copy=False))
         return _aligned((40 * numbers).astype(np.int8).view(kind))
 
     def _run(
@@ -269,10 +277,14 @@ class SliceCheck:
         """The outputs of a node alone, by number, which lie in this memory; of shorter inputs these elements."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
         fed = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default
-        alone = extract(model, [node], outputs.values(), fed)
-        for value in (*alone.graph.inputs, *alone.graph.outputs) if given is not None else ():
-            value.shape = None
-        session = ort.make_session(alone, CPU, options)
+        session = None if given is not None else self._sessions.get(node)
+        if session is None:
+            alone = extract(model, [node], outputs.values(), fed)
+            for value in (*alone.graph.inputs, *alone.graph.outputs) if given is not None else ():
+                value.shape = None
+            session = ort.make_session(alone, CPU, options)
+        if given is None and not flops(node):
+            self._sessions[node] = session
         results, binding = memory.arrays(outputs, given or {}), session.io_binding()
         try:
             for name, array in {_name(node.inputs[index]): array for index, array in feeds.items()}.items():
@@ -343,10 +355,6 @@ def _normal() -> np.ndarray:
 def adds_vectors(node: ir.Node) -> bool:
     """Whether a node adds up elements that lie side by side, in an order that may depend on where they begin."""
     return "Normalization" in node.op_type or node.op_type.startswith(("Reduce", "Softmax"))
-
-
-def _has_few_sums(node: ir.Node) -> bool:
-    return adds_vectors(node) and all(math.prod(static_shape(v) or ()) <= _FEW for v in node.inputs if v is not None)
 
 
 def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
