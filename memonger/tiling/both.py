@@ -19,7 +19,7 @@ MINOR = 0.25
 ATTEMPTS = 3
 """Targets for schedules that are then cut into chunks."""
 
-Candidate = Solution | chunking.Way
+Candidate = Solution | InSlices
 
 
 class StepSearch:
@@ -38,7 +38,7 @@ class StepSearch:
         self.budgets = Budgets(request, strategy, orders_of(options.order, request.graph))
         self.once = math.fsum(request.graph.costs)
         self._searches: dict[tuple[int, ...], chunking.ChunkSearch] = {}
-        self._sliced: dict[tuple[tuple[int, ...], int], chunking.Way | None] = {}
+        self._sliced: dict[tuple[tuple[int, ...], int], InSlices | None] = {}
 
     def total(self, candidate: Candidate) -> int:
         """What has to fit."""
@@ -95,7 +95,7 @@ class StepSearch:
         ]
         raise BudgetError(budget, min(self.total(one) for one in smallest if one is not None), self.request.base)
 
-    def _searched(self, plain: Solution, sliced: chunking.Way | None, budget: int) -> list[Candidate]:
+    def _searched(self, plain: Solution, sliced: InSlices | None, budget: int) -> list[Candidate]:
         """Candidates that are looked for within a budget, which may be above it."""
         free = self.options.max_overhead * self.once
         if sliced is not None and self.total(sliced) <= budget and self.cost(sliced) <= free:
@@ -126,7 +126,7 @@ class StepSearch:
             found += filter(None, [self._in_chunks(self.budgets.usual, budget)])
         return found
 
-    def _in_chunks(self, solution: Solution, budget: int) -> chunking.Way | None:
+    def _in_chunks(self, solution: Solution, budget: int) -> InSlices | None:
         """A schedule in chunks: the cheapest that fit, or the smallest; None where it can't run in chunks."""
         key = solution.schedule, budget
         if key not in self._sliced:

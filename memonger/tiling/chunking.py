@@ -48,8 +48,20 @@ from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, st
 from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_search import RowLadder, RowTiles, asked_for
+from memonger.tiling.rewritten import (
+    MOST_NODES,
+    WORTH,
+    Candidate,
+    Candidates,
+    InSlices,
+    ToSlice,
+    asked_of,
+    near_bytes,
+    shared,
+)
+from memonger.tiling.row_rules import RowRule
+from memonger.tiling.row_search import RowTiles, asked_for, row_candidates
+from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
 from memonger.units import MiB
 from memonger.words import option
@@ -59,9 +71,6 @@ STEPS = 4
 
 SMALL = 2 * MiB
 """Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
-
-WORTH = 0.95
-"""Chunks that save less than a twentieth aren't worth a plan that is harder to read."""
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
@@ -77,10 +86,6 @@ SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
 
 
-Stages = tuple[tuple[SliceStage, ...], ...]
-"""Of each band."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking(InSlices):
     """A way to run a model in chunks.
@@ -90,18 +95,16 @@ class Chunking(InSlices):
         each_node: Seconds that a copy of a node takes however little it does.
         each_run: Seconds that a run of a chunk takes beside its nodes.
         axis: The model as it was, ordered for the axis that it is cut along.
-        outer: Chunks of which these are chunks; None where they are the model's own.
     """
 
     bands: tuple[Band, ...]
     each_node: float
     each_run: float
     axis: "_AxisGraph"
-    outer: "Chunking | None" = None
 
     def described(self) -> tuple[ChunkedBand, ...]:
         """What runs in chunks, for the plan."""
-        outer = () if self.outer is None else self.outer.described()
+        outer = InSlices.described(self)
         before, after = self.axis.graph, self.solution.graph
         trains = self.axis.number < 0
         live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
@@ -131,7 +134,7 @@ class Chunking(InSlices):
             chunk = chunk_of(node)
             if chunk is not None:
                 copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-        seen, model = SeenAlone() if self.outer is None else self.outer.seen(check), self.axis.lowered.model
+        seen, model = InSlices.seen(self, check), self.axis.lowered.model
         for node, how in zip(model.graph, self.axis.axes.nodes, strict=True):
             if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
                 continue
@@ -199,7 +202,7 @@ def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
 def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
     most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
-) -> "Way | None":  # fmt: skip
+) -> InSlices | None:  # fmt: skip
     """The way to run a model in chunks that the options ask for; None where it stays as it is.
 
     Args:
@@ -252,9 +255,6 @@ def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
     return band.axes[largest], largest
 
 
-Way = Chunking | RowTiles
-
-
 class ChunkSearch:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
@@ -262,11 +262,11 @@ class ChunkSearch:
         self.job, self.options, self.batch, self.most_copies = job, options, batch, most_copies
         self._check = SliceCheck(options.threads, job.lowered.spent)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
-        self._known: dict[Any, list[Ladder]] = {}
+        self._known: dict[Any, list[Candidates]] = {}
         self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
-        self._written: dict[tuple[frozenset[str], str], dict[Stages, Chunking]] = {}
+        self._priced: dict[Any, Candidate] = {}
 
-    def within(self, room: float) -> "Way | None":
+    def within(self, room: float) -> InSlices | None:
         """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
         self._refused, self._refused_rows, self._most, way = {}, {}, math.inf, None
         for _ in range(ROUNDS):
@@ -276,7 +276,7 @@ class ChunkSearch:
             room -= way.total - room  # the workspace was more than estimated
         return way
 
-    def at_most(self, room: float) -> "Way | None":
+    def at_most(self, room: float) -> InSlices | None:
         """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
         way = self.within(room)
         if way is None or way.total > room:
@@ -284,7 +284,7 @@ class ChunkSearch:
         usual = self.quick()
         return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
 
-    def quick(self) -> "Way | None":
+    def quick(self) -> InSlices | None:
         """The smallest way that takes no longer than the options allow, by estimate."""
         job = self.job
         near = near_bytes(job.plain.graph, assign_storage(job.plain.graph))
@@ -293,10 +293,10 @@ class ChunkSearch:
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
-    def _same_bits(self, pick: Callable[[Sequence["Ladder"]], "Way | None"]) -> "Way | None":
+    def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
         """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
-            way = pick(self._ladders())
+            way = pick(self._candidates())
             if way is None:
                 return None
             if self.job.ranges and isinstance(way, Chunking):
@@ -304,48 +304,59 @@ class ChunkSearch:
                 if uneven:
                     self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
                     continue
-            checked = way.seen(self._check) if isinstance(way, RowTiles) else way.seen(self._check, self._of_axis(way))
+            checked = way.seen(self._check, self._of_axis(way)) if isinstance(way, Chunking) else way.seen(self._check)
             if not checked.different or self.options.allow_rounding:
                 way = _with_checked(way, checked)
                 way = _over_ranges(self.job, way) if self.job.ranges else way
                 is_worth = self.options.axis_and_chunks is not None or way.total < self.job.plain.total_bytes
                 return way if is_worth or not self.job.ranges else None
-            if isinstance(way, RowTiles):
-                self._refused_rows |= {name: way.slices_of(name) for name in checked.different}
-            else:
-                self._refused |= dict.fromkeys(
-                    checked.different, "gives other last bits on slices than on whole values"
-                )
+            rows = way.slices_of(checked.different) if isinstance(way, RowTiles) else {}
+            self._refused_rows |= rows
+            others = (name for name in checked.different if name not in rows)
+            self._refused |= dict.fromkeys(others, "gives other last bits on slices than on whole values")
         return None
 
-    def _ladders(self) -> list["Ladder"]:
-        """Ways along each axis."""
+    def _candidates(self) -> list[Candidates]:
+        """Candidates along each axis."""
         key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
         if key not in self._known:
-            self._known[key] = self._made()
+            self._known[key] = self._found()
         return self._known[key]
 
-    def _made(self) -> list["Ladder"]:
+    def _found(self) -> list[Candidates]:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
-            return [asked_for(self.job, asked[1], self._refused_rows)]
+            batch = [axis for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
+            jobs = [job for axis in batch for job in self._of_elements(axis, in_slices(axis, axis.axes.size))]
+            return [asked_for([*jobs, self.job], asked[1], self._refused_rows)]
         if asked is not None:
             axis = _along(self.job, asked[0], self._cut_along(_axis_asked_for(self.job, asked[0])))
-            return [self._ladder(axis, [in_slices(axis, asked[1])])]
+            return [[self._candidate(self.job, axis, in_slices(axis, asked[1]))]]
         key = frozenset(self._refused)
         if key not in self._axes:
             trains = self.job.training is not None
             self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
         axes = self._axes[key]
-        along = [self._ladder(axis, ways_of(self.job, axis, self._most, self.most_copies)) for axis in axes]
-        ladders: list[Ladder] = [*along]
-        if self.job.ranges:
-            return ladders
+        along = [bands_along(self.job, axis, self._most, self.most_copies) for axis in axes]
+        found: list[Candidates] = [
+            [self._candidate(self.job, axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
+        ]
+        if self.job.ranges or self.job.training is not None:
+            return found
         if len(axes) == 2 and all(axis.ranges for axis in axes):
-            ladders += self._rows_of_elements(along[0], *axes)
-        if self.job.training is None:
-            ladders.append(RowLadder(self.job, self._refused_rows, 0, self._most, self.most_copies))
-        return ladders
+            found += self._rows_of_elements(*axes)
+        batches = [(axis, bands[0]) for axis, bands in zip(axes, along, strict=True) if axis.number == 0 and bands]
+        jobs = [self.job, *(job for batch in batches for job in self._of_elements(*batch))]
+        return found + [row_candidates(job, self._refused_rows, 0, self._most, self.most_copies) for job in jobs]
+
+    def _candidate(self, job: ToSlice, axis: "_AxisGraph", bands: tuple[Band, ...]) -> Candidate:
+        """The same for the same bands, so that it is written once."""
+        stages = tuple(band.stages for band in bands)
+        key = frozenset(self._refused), axis.number, job.outer is not None, stages
+        if key not in self._priced:
+            priced = _alive_whole(axis, bands), _at_least(job, axis, bands), _estimated(job, axis, bands)
+            self._priced[key] = Candidate(*priced, lambda: _tried(job, axis, bands).within(job.outer))
+        return self._priced[key]
 
     def _of_inputs(self) -> list["_AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
@@ -386,32 +397,35 @@ class ChunkSearch:
         unit = one.most // way.axis.axes.size
         return [length // unit for length in range(one.least, one.most + 1, one.step) if length % unit == 0]
 
-    def _ladder(self, axis: "_AxisGraph", ways: Sequence[tuple[Band, ...]]) -> "_Ladder":
-        """Ways along an axis; what was written for another ladder of it is there."""
-        written = self._written.setdefault((frozenset(self._refused), str(axis.number)), {})
-        return _Ladder(self.job, axis, ways, None, written)
+    def _of_elements(self, batch: "_AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
+        """The model in chunks of the batch whose images are to run in rows; none where nothing reads images."""
+        cuts_rows = any(isinstance(rule, RowRule) for rule in row_rules(self.job.lowered.model))
+        candidate = self._candidate(self.job, batch, bands)
+        return [self.job.again(candidate.written)] if cuts_rows and candidate.seconds <= self._most else []
 
-    def _rows_of_elements(self, ways: "_Ladder", batch: "_AxisGraph", rows: "_AxisGraph") -> list["_Ladder"]:
+    def _rows_of_elements(self, batch: "_AxisGraph", rows: "_AxisGraph") -> list[Candidates]:
         """Each element of the batch by itself, and of that the rows in chunks."""
-        nodes = sum(one.end - one.begin for one in batch.ranges)
         bands = in_slices(batch, batch.axes.size)
-        if nodes * batch.axes.size > self.most_copies or _estimated(self.job, batch, bands) > self._most:
+        candidate = self._candidate(self.job, batch, bands)
+        if _nodes(bands) > self.most_copies or candidate.seconds > self._most:
             return []
-        outer = ways.written(bands)
-        model = outer.lowered.model
-        cut = [node for node in model.graph if WINDOW in node.metadata_props]
-        starts = (node for node in cut if node.op_type == "Slice" and node.inputs[0] in model.graph.inputs)
-        seeds = {str(node.outputs[0].name): 1 for node in starts if _has(node.outputs[0], 1, rows.axes.size)}
+        job = self.job.again(candidate.written)
+        cut = [node for node in job.lowered.model.graph if WINDOW in node.metadata_props]
+        starts = [
+            node.outputs[0]
+            for node in cut
+            if node.op_type == "Slice" and node.inputs[0] in job.lowered.model.graph.inputs
+        ]
+        shapes = {str(value.name): static_shape(value) or () for value in starts}
+        seeds = {name: 1 for name, shape in shapes.items() if len(shape) > 1 and shape[1] == rows.axes.size}
         if not seeds:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
-        job = dataclasses.replace(self.job, lowered=outer.lowered, request=outer.request, plain=outer.solution)
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
-        written = self._written.setdefault((frozenset(self._refused), "rows of elements"), {})
-        return [_Ladder(job, axis, ways_of(job, axis, self._most, self.most_copies), outer, written)]
+        return [[self._candidate(job, axis, one) for one in bands_along(job, axis, self._most, self.most_copies)]]
 
 
-def _with_checked(way: Way, checked: SeenAlone) -> Way:
+def _with_checked(way: InSlices, checked: SeenAlone) -> InSlices:
     """The same with workspace as it was seen, and with a note on other bits."""
     calibration, graph = way.lowered.calibration, way.request.graph
     if calibration is None:
@@ -437,7 +451,7 @@ def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[
     return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
-def _over_ranges(job: ToSlice, way: Way) -> Way:
+def _over_ranges(job: ToSlice, way: InSlices) -> InSlices:
     """The same laid out for all sizes of the ranges."""
     request = dataclasses.replace(job.request, budget=None)
     asked = asked_of(way.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
@@ -453,101 +467,49 @@ def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
 
 
-def _best(plain: int, sessions: int, most: float, ladders: Sequence["Ladder"]) -> Way | None:
-    """Of the ways that take next to the least memory with their sessions the one that takes least without them.
+def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidates]) -> InSlices | None:
+    """Of the candidates next to the least memory with their sessions the one that takes least without them.
 
-    The model as it is counts among those ways; None where none takes much less. Ways are written in the order of what
+    The model as it is counts among those; None where none takes much less. Candidates are written in the order of what
     they take at least, until none can be next to the least.
 
     Args:
         plain: Bytes that the model takes as it is.
         sessions: About what its session takes then.
-        most: Seconds that a way may take longer, by estimate.
-        ladders: The ways.
+        most: Seconds that a candidate may take longer, by estimate.
+        candidates: Along each axis.
     """
-    ways, whole, slowest = list[Way](), plain + sessions, most
-    places = [(ladder.least(index), ladder, index) for ladder in ladders for index in range(len(ladder))]
-    for at_least, ladder, index in sorted(places, key=lambda place: place[0]):
-        if at_least > NEXT_TO * _least(ways, whole):
+    written, whole, slowest = list[InSlices](), plain + sessions, most
+
+    def least() -> int:
+        return min([whole, *(one.with_sessions for one in written)])
+
+    for candidate in sorted(itertools.chain.from_iterable(candidates), key=lambda one: one.least):
+        if candidate.least > NEXT_TO * least():
             break
-        if ladder.estimated(index) <= slowest:
-            ways.append(ladder[index])
-            most_bytes = NEXT_TO * _least(ways, whole)
-            slowest = most + SAVED * min([0.0, *(way.extra for way in ways if way.with_sessions <= most_bytes)])
-            ways = [way for way in ways if way.extra <= slowest]
-    near = [way for way in ways if way.total <= WORTH * plain and way.with_sessions <= NEXT_TO * _least(ways, whole)]
-    return min(near, key=lambda way: (way.total, way.with_sessions), default=None)
+        if candidate.seconds <= slowest:
+            written.append(candidate.written)
+            most_bytes = NEXT_TO * least()
+            slowest = most + SAVED * min([0.0, *(one.extra for one in written if one.with_sessions <= most_bytes)])
+            written = [one for one in written if one.extra <= slowest]
+    near = [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
+    return min(near, key=lambda one: (one.total, one.with_sessions), default=None)
 
 
-def _least(ways: Sequence[Way], whole: int) -> int:
-    """The least bytes that one of these ways takes with its sessions, or the model as it is."""
-    return min([whole, *(way.with_sessions for way in ways)])
-
-
-def _cheapest(room: float, ladders: Sequence["Ladder"]) -> Way | None:
-    """The cheapest way that fits, or else the smallest."""
-    ways: list[Way] = []
-    for ladder in ladders:
-        for index in reversed(range(len(ladder))):
-            if index and ladder.bound(index) > room:
+def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
+    """The cheapest candidate that fits, or else the smallest."""
+    written: list[InSlices] = []
+    for along in candidates:
+        for index, candidate in reversed(list(enumerate(along))):
+            if index and candidate.bound > room:
                 continue
-            ways.append(ladder[index])
-            if ways[-1].total <= room:
+            written.append(candidate.written)
+            if written[-1].total <= room:
                 break
-    fitting = [way for way in ways if way.total <= room]
+    fitting = [one for one in written if one.total <= room]
     if not fitting:
-        return min(ways, key=lambda way: (way.total, way.extra), default=None)
-    return min(fitting, key=lambda way: (way.extra, way.total))
-
-
-class _Ladder(Sequence[Chunking]):
-    """Ways along one axis, the finest first. Each is written and laid out when it is looked at."""
-
-    def __init__(
-        self, job: ToSlice, axis: "_AxisGraph", bands: Sequence[tuple[Band, ...]], outer: Chunking | None,
-        written: "dict[Stages, Chunking]",
-    ) -> None:  # fmt: skip
-        self._job, self._axis, self._bands, self._outer, self._written = job, axis, bands, outer, written
-
-    def __len__(self) -> int:
-        return len(self._bands)
-
-    def bound(self, index: int) -> int:
-        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
-        return _alive_whole(self._axis, self._bands[index])
-
-    def least(self, index: int) -> int:
-        """About what the way takes at least, sessions included: it isn't written for that."""
-        return _at_least(self._job, self._axis, self._bands[index])
-
-    def estimated(self, index: int) -> float:
-        """About how many seconds longer the way takes, but for what cuts and joins; nor for that."""
-        return _estimated(self._job, self._axis, self._bands[index])
-
-    def __getitem__(self, index: int) -> Chunking:  # type: ignore[override]  # no slices of it are taken
-        return self.written(self._bands[index])
-
-    def written(self, bands: tuple[Band, ...]) -> Chunking:
-        """The way with these bands of the ladder's axis."""
-        stages = tuple(band.stages for band in bands)
-        if stages not in self._written:
-            way = _tried(self._job, self._axis, bands)
-            self._written[stages] = way if self._outer is None else _within(self._outer, way)
-        return self._written[stages]
-
-
-Ladder = _Ladder | RowLadder
-
-
-def _has(value: ir.Value, axis: int, size: int) -> bool:
-    shape = static_shape(value) or ()
-    return len(shape) > axis and shape[axis] == size
-
-
-def _within(outer: Chunking, way: Chunking) -> Chunking:
-    """Chunks of a model in chunks, as a way of the model itself."""
-    extra, constants = outer.extra + way.extra, outer.constants + way.constants
-    return dataclasses.replace(way, extra=extra, constants=constants, outer=outer)
+        return min(written, key=lambda one: (one.total, one.extra), default=None)
+    return min(fitting, key=lambda one: (one.extra, one.total))
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
@@ -713,7 +675,7 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def ways_of(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
+def bands_along(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:

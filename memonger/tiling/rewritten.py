@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 import onnx_ir as ir
 
@@ -14,13 +16,18 @@ from memonger.graph.liveness import Storage, live_bytes
 from memonger.ir.training_roles import Training
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.plan import graph_of, parameter_bytes
+from memonger.plan_file import ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution
 from memonger.shapes.ranges import DimRange
-from memonger.tiling.chunk_times import NodeWork
+from memonger.tiling.chunk_times import NodeWork, work_of
+from memonger.tiling.slice_check import SeenAlone, SliceCheck
 
 MOST_NODES = 30_000
 """Nodes that slices may add: more take minutes to plan and load."""
+
+WORTH = 0.95
+"""Slices that save less than a twentieth aren't worth a plan that is harder to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class ToSlice:
     """What is to run in slices: the model in the order of its plan, what is asked of it, its layout, and the device.
 
     ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
-    inputs and outputs, ``ranges`` its dimensions with a range of sizes.
+    inputs and outputs, ``ranges`` its dimensions with a range of sizes, ``outer`` the slices that it runs in already.
     """
 
     lowered: Lowered
@@ -39,6 +46,14 @@ class ToSlice:
     works: Mapping[str, NodeWork]
     training: Training | None = None
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
+    outer: "InSlices | None" = None
+
+    def again(self, outer: "InSlices") -> "ToSlice":
+        """The model in slices, which are to run in slices themselves."""
+        works = {str(node.name): self.works.get(str(node.name)) or work_of(node) for node in outer.lowered.model.graph}
+        return dataclasses.replace(
+            self, lowered=outer.lowered, request=outer.request, plain=outer.solution, works=works, outer=outer
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +68,7 @@ class InSlices:
         extra: Seconds beyond those of the model as it was, by the constants of `memonger.tiling.chunk_times`.
         sessions: About the bytes that sessions take of the process: each copy of a node is one more.
         notes: What the user should know.
+        outer: The slices that these are slices of; None where they are the model's own.
     """
 
     lowered: Lowered
@@ -62,6 +78,22 @@ class InSlices:
     extra: float
     sessions: int
     notes: tuple[str, ...] = ()
+    outer: "InSlices | None" = None
+
+    def within(self, outer: "InSlices | None") -> Self:
+        """The same of a model in slices, as a way of the model itself."""
+        if outer is None:
+            return self
+        extra, constants = outer.extra + self.extra, outer.constants + self.constants
+        return dataclasses.replace(self, extra=extra, constants=constants, outer=outer)
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in slices, for the plan."""
+        return () if self.outer is None else self.outer.described()
+
+    def seen(self, check: SliceCheck) -> SeenAlone:
+        """What was seen of its nodes whole and on slices."""
+        return SeenAlone() if self.outer is None else self.outer.seen(check)
 
     @property
     def recomputed(self) -> float:
@@ -77,6 +109,32 @@ class InSlices:
     def with_sessions(self) -> int:
         """The same with sessions."""
         return self.total + self.sessions
+
+
+@dataclass
+class Candidate:
+    """Slices that a model may run in. They are written and laid out when somebody looks at them.
+
+    Attributes:
+        bound: Bytes alive at a step that isn't cut: its arena isn't smaller.
+        least: About the bytes that it takes at least, sessions included.
+        seconds: About how much longer it takes.
+        write: Gives the model in these slices, laid out.
+    """
+
+    bound: int
+    least: int
+    seconds: float
+    write: Callable[[], InSlices]
+
+    @cached_property
+    def written(self) -> InSlices:
+        """The model in these slices, laid out."""
+        return self.write()
+
+
+Candidates = Sequence[Candidate]
+"""Along one axis of a model, the finest first."""
 
 
 def near_bytes(graph: Graph, storage: Storage) -> list[float]:

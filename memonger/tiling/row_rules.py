@@ -1,15 +1,20 @@
 """Which rows of its inputs a node needs for some rows of its outputs: one rule an operator.
 
-Axis 2 of an image ``[batch, channels, height, width]`` is its rows. A window of a convolution reaches beyond the rows
-that it stands for; there is padding at the border of the image alone. What has no rule of its own works row by row if
-its axis rule can cut it along axis 2. Everything else is a barrier: it needs images whole.
+Axis 2 of an image ``[batch, channels, height, width]`` is its rows, of a volume its depth, of a sequence that a
+convolution reads its time. Behind a transpose or a reshape of such an image they may be another axis. A window of a
+convolution reaches beyond the rows that it stands for; there is padding at the border of the image alone. What has no
+rule of its own works row by row if its axis rule can cut it along that axis. Everything else is a barrier: it needs
+images whole.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
@@ -25,11 +30,30 @@ BLOCKED = "com.microsoft.nchwc"
 Interval = tuple[int, int]
 """Rows ``[begin, end)``."""
 
+_LONGEST = 64
+"""Rows after which what a Resize does with them is the same again, at most."""
 
-def is_image(value: ir.Value | None) -> bool:
-    """Whether a value is one of several rows, and no constant."""
+_WINDOWS = frozenset(
+    ["AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv",
+     "com.microsoft::FusedConv", "com.microsoft.nchwc::Conv"]
+)  # fmt: skip
+"""Operators whose windows slide over images, and over sequences."""
+
+
+def rows_axis(value: ir.Value | None) -> int | None:
+    """The axis of a value's rows, if nobody cut what it is made of; None where it is no image of several rows."""
     shape = None if value is None or value.const_value is not None else static_shape(value)
-    return shape is not None and len(shape) == 4 and shape[ROWS] > 1
+    if value is None or shape is None or not 3 <= len(shape) <= 5:
+        return None
+    if len(shape) == 3 and not is_slid_over(value):
+        return None
+    is_grid = any(node.op_type == "GridSample" and index == 1 for node, index in value.uses())
+    return (1 if is_grid else ROWS) if shape[1 if is_grid else ROWS] > 1 else None
+
+
+def is_slid_over(value: ir.Value) -> bool:
+    """Whether windows read a value, so that its rows are in order."""
+    return any(index == 0 and operator_name(node) in _WINDOWS for node, index in value.uses())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +67,7 @@ class RowCopy:
         axes: Constants that are cut as the outputs are: input → axis of its rows.
         attributes: What it has in place of the node's own; None: nothing.
         constants: Integers that it reads in place of an input.
+        without: Inputs of which it needs nothing, of a node that joins them.
     """
 
     rows: Interval
@@ -51,6 +76,7 @@ class RowCopy:
     axes: Mapping[int, int] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    without: frozenset[int] = frozenset()
 
 
 Rows = Callable[[int, int], RowCopy]
@@ -63,42 +89,74 @@ class RowRule:
 
     Attributes:
         copy: From the rows ``[begin, end)`` that are asked for to the copy that gives them.
+        height: How many rows its outputs have.
+        outputs: Output → the axis of its rows.
+        inputs: The same of inputs that come in rows.
         whole: Inputs that are images, and that each copy reads whole: keys and values, say.
     """
 
     copy: Rows
+    height: int
+    outputs: Mapping[int, int]
+    inputs: Mapping[int, int]
     whole: frozenset[int] = frozenset()
 
 
-_RULES: dict[str, Callable[[Cut], Rows]] = {}
+Rule = Callable[[Cut], Rows | RowRule]
+
+_RULES: dict[str, Rule] = {}
+
+_WHOLE: Mapping[str, frozenset[int]] = {"GridSample": frozenset([0])}
+"""Inputs that copies of operators with rules read whole."""
 
 
-def rows_of(node: ir.Node, images: Collection[int]) -> RowRule | Refusal:
+def rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> RowRule | Refusal:
     """How a node gives some rows of its outputs.
 
     Args:
         node: With static shapes.
-        images: Those of its inputs that come in rows, one at least.
+        axes: Those of its inputs that come in rows, one at least, each with the axis of these.
+        in_order: Whether some of these rows are made or read by windows, so that it pays to follow them where they are
+            moved to another axis.
 
     Returns: a sentence where it can't give rows by themselves.
     """
-    cut = Cut(node, dict.fromkeys(images, ROWS), 1)
+    cut = Cut(node, axes, 1)
     try:
-        if not all(map(is_image, node.outputs)):
-            cut.refuse("gives what isn't an image of several rows")
         rule = _RULES.get(operator_name(node))
-        return _row_by_row(cut) if rule is None else RowRule(rule(cut))
+        made = _row_by_row(cut, in_order) if rule is None else _by_rule(cut, rule)
+        if made.height < 2 or not (in_order or all(rows_axis(v) is not None for v in node.outputs if v.name)):
+            cut.refuse("gives what isn't an image of several rows")
+        return made
     except NotCutError as error:
         return sentence(node, str(error))
 
 
-def _rule(names: str, added: Collection[int] = ()) -> Callable[[Callable[[Cut], Rows]], Callable[[Cut], Rows]]:
-    """Register the rule of operators that read an image as their first input, and may add others to the result."""
+def _by_rule(cut: Cut, rule: Rule) -> RowRule:
+    whole = _WHOLE.get(cut.operator, frozenset())
+    axis = ROWS if whole else cut.axes.get(0, ROWS)
+    images = {index: axis for index, axis in cut.axes.items() if index not in whole}
+    made = rule(cut)
+    if isinstance(made, RowRule):
+        return made
+    return RowRule(made, cut.out()[axis], dict.fromkeys(cut.outputs, axis), images, whole)
 
-    def register(rule: Callable[[Cut], Rows]) -> Callable[[Cut], Rows]:
-        def checked(cut: Cut) -> Rows:
+
+def _rule(names: str, added: Collection[int] = (), axis: int | None = ROWS) -> Callable[[Rule], Rule]:
+    """Register the rule of operators that read an image as their first input, and may add others to the result.
+
+    Args:
+        names: Of the operators.
+        added: Inputs that are added.
+        axis: Of the rows, or that behind the first where ``channels_last`` is set; None: any.
+    """
+
+    def register(rule: Rule) -> Rule:
+        def checked(cut: Cut) -> Rows | RowRule:
             if any(index and index not in added for index in cut.axes):
                 cut.refuse("takes a weight that is computed")
+            if axis is not None and any(own != _first(cut) for own in cut.axes.values()):
+                cut.refuse(f"works on axis {_first(cut)}, and its image's rows are axis {cut.axis}")
             return rule(cut)
 
         _RULES.update(dict.fromkeys(names.split(), checked))
@@ -107,12 +165,23 @@ def _rule(names: str, added: Collection[int] = ()) -> Callable[[Callable[[Cut], 
     return register
 
 
-@_rule("com.microsoft.nchwc::Conv com.microsoft::FusedConv Conv ConvInteger QLinearConv", added=(3,))
+def _first(cut: Cut) -> int:
+    """The first axis of an image that windows slide along."""
+    return 1 if cut.integer("channels_last", cut.operator == "com.microsoft::NhwcMaxPool") else ROWS
+
+
+@_rule(
+    "com.microsoft.nchwc::Conv com.microsoft::FusedConv Conv ConvInteger QLinearConv com.microsoft::QLinearConv",
+    added=(3,),
+)
 def _convolution(cut: Cut) -> Rows:
-    return _windows(cut, _kernel(cut, 3 if cut.operator == "QLinearConv" else 1), is_pool=False)
+    return _windows(cut, _kernel(cut, 3 if "QLinear" in cut.operator else 1), is_pool=False)
 
 
-@_rule("MaxPool AveragePool LpPool com.microsoft.nchwc::MaxPool com.microsoft.nchwc::AveragePool")
+@_rule(
+    "MaxPool AveragePool LpPool com.microsoft.nchwc::MaxPool com.microsoft.nchwc::AveragePool "
+    "com.microsoft::NhwcMaxPool com.microsoft::QLinearAveragePool"
+)
 def _pool(cut: Cut) -> Rows:
     if len(cut.outputs) > 1:
         cut.refuse("numbers the elements of the whole image")
@@ -125,8 +194,9 @@ def _kernel(cut: Cut, weight: int) -> Sequence[int]:
 
 def _windows(cut: Cut, kernel: Sequence[int], *, is_pool: bool) -> Rows:
     """Each window of rows reads ``extent`` rows from ``row * stride - begin`` on."""
-    height = cut.dims(0)[ROWS]
-    at = windows_of(cut.node, cut.dims(0)[2:], cut.out()[2:], kernel)
+    first, behind = _first(cut), len(cut.dims(0)) - (_first(cut) == 1)
+    height = cut.dims(0)[first]
+    at = windows_of(cut.node, cut.dims(0)[first:behind], cut.out()[first:behind], kernel)
     after = [max(0, excess) for excess in at.excess]
     if cut.integer("count_include_pad", 0) and any(a > b for a, b in zip(after, at.end, strict=True)):
         cut.refuse("counts padding, and takes windows beyond it")
@@ -172,30 +242,51 @@ def _transposed(cut: Cut) -> Rows:
 
 @_rule("Resize Upsample com.microsoft.nchwc::Upsample")
 def _resized(cut: Cut) -> Rows:
-    """Larger or smaller by a whole number. Rows that lie between others are made with more of these on each side."""
-    height, made = cut.dims(0)[ROWS], cut.out()[ROWS]
-    up, down = made // height, height // made
+    """Of each ``step`` rows ``made``. Rows that lie between others are made with more of these on each side."""
+    height, given = cut.dims(0)[ROWS], cut.out()[ROWS]
     where = cut.text("coordinate_transformation_mode", "half_pixel" if cut.operator == "Resize" else "asymmetric")
     mode, around = cut.text("mode", "nearest"), {"nearest": 1, "linear": 1, "bilinear": 1, "cubic": 2}
-    if (made % height and height % made) or mode not in around or cut.integer("antialias", 0):
-        cut.refuse(f"makes {made} rows of {height} ({mode}), which isn't cut: only enlargements by whole numbers are")
-    if where not in ("asymmetric", "half_pixel", "pytorch_half_pixel") or made == 1:
-        cut.refuse(f"places rows by '{where}', which depends on the height of the whole")
-    scales = 2 if cut.operator == "Resize" and cut.opset >= 11 else 1
-    if cut.has(scales) and cut.constant(scales).size and float(cut.constant(scales).reshape(-1)[-2]) != made / height:
-        cut.refuse("changes the number of rows by a factor that isn't whole")
-    if height > made and mode == "cubic":
-        cut.refuse("makes fewer rows of more, each of four")
+    corners, antialias = where == "align_corners", cut.integer("antialias", 0)
+    if where == "tf_crop_and_resize" or cut.text("keep_aspect_ratio_policy", "stretch") != "stretch" or given == 1:
+        cut.refuse(f"places rows by '{where}' in {given} rows, which depends on the height of the whole")
+    if mode not in around:
+        cut.refuse(f"has the mode '{mode}', which isn't cut")
+    made, step = _pattern(cut, height, given, corners)
+    reach = math.ceil(around[mode] * max(1.0, step / made)) + 1 if antialias else around[mode]
     is_copy = mode == "nearest" and where == "asymmetric" and cut.text("nearest_mode", "floor") == "floor"
-    more = 0 if is_copy or height > made else around[mode]
+    alone = not (antialias or corners or mode == "cubic")
+    before = 0 if alone and (made == 1 or (is_copy and step == 1)) else reach
+    behind = before + (-(-step // (2 * made)) if made > 1 and step > made else 0)
+    if step * 2 > height - corners:
+        cut.refuse(f"makes {given} rows of {height}, which lie between others in no pattern that is shorter")
 
     def rows(begin: int, end: int) -> RowCopy:
-        if height > made:
-            return RowCopy((begin, end), (begin, end), {0: (begin * down, end * down)})
-        low, high = max(0, begin // up - more), min(height, (end - 1) // up + 1 + more)
-        return RowCopy((begin, end), (low * up, high * up), {0: (low, high)})
+        low = max(0, begin * step // made - before) // step
+        high = -(-((end - 1) * step // made + 1 + behind - corners) // step)
+        read = low * step, min(height, high * step + corners)
+        to = given if read[1] == height else high * made + corners
+        return RowCopy((begin, end), (low * made, to), {0: read})
 
     return rows
+
+
+def _pattern(cut: Cut, height: int, given: int, corners: bool) -> tuple[int, int]:
+    """How many rows are made of how many: the fewest that are placed alike."""
+    if corners:
+        exact = Fraction(given - 1, height - 1)
+        return exact.numerator, exact.denominator
+    scales = 2 if cut.operator == "Resize" and cut.opset >= 11 else 1
+    exact = Fraction(given, height)
+    if cut.has(scales) and cut.constant(scales).size:
+        axes = cut.integers("axes") or range(len(cut.dims(0)))
+        factors = dict(zip(map(cut.positive, axes), cut.constant(scales).reshape(-1), strict=True))
+        told = factors.get(ROWS, np.float32(1))
+        exact = Fraction(float(told)).limit_denominator(_LONGEST)
+        if np.float32(exact.numerator / exact.denominator) != told or math.floor(height * exact) != given:
+            cut.refuse(f"changes the number of rows by a factor of {told}, whose pattern isn't short")
+    elif "scales" in cut.node.attributes and exact.denominator > 1 < exact.numerator:
+        cut.refuse("changes the number of rows by a factor that isn't whole")
+    return exact.numerator, exact.denominator
 
 
 @_rule("DepthToSpace")
@@ -251,47 +342,106 @@ def _pad(cut: Cut) -> Rows:
     return rows
 
 
-@_rule("Slice")
-def _slice(cut: Cut) -> Rows:
-    """A part of the rows one by one, and of other axes whatever it takes."""
+@_rule("Slice", axis=None)
+def _slice(cut: Cut) -> Rows | RowRule:
+    """A part of the rows, or of these each second one, say, and of other axes whatever it takes."""
     starts, ends = cut.setting("starts", 1, 10) or [], cut.setting("ends", 2, 10) or []
     axes = [cut.positive(axis) for axis in cut.setting("axes", 3, 10) or range(len(starts))]
     steps = (cut.setting("steps", 4, 10) if cut.opset >= 10 else None) or [1] * len(starts)
-    if ROWS not in axes:
-        return _row_by_row(cut).copy
-    place, height = axes.index(ROWS), cut.dims(0)[ROWS]
-    if steps[place] != 1:
-        cut.refuse("takes rows that aren't one after the other")
-    first = slice(starts[place], ends[place]).indices(height)[0]
+    if cut.axis not in axes:
+        return _row_by_row(cut, True)
+    place, height = axes.index(cut.axis), cut.dims(0)[cut.axis]
+    first, _, step = slice(starts[place], ends[place], steps[place]).indices(height)
+    if step < 1:
+        cut.refuse("takes rows from the last to the first")
 
     def rows(begin: int, end: int) -> RowCopy:
-        own = [*starts[:place], 0, *starts[place + 1 :]], [*ends[:place], end - begin, *ends[place + 1 :]]
+        count = (end - begin - 1) * step + 1
+        own = [*starts[:place], 0, *starts[place + 1 :]], [*ends[:place], count, *ends[place + 1 :]]
         told = {index: numbers for index, numbers in enumerate((*own, axes, steps), 1) if cut.has(index)}
         cuts: dict[str, Any] = {"constants": told}
         if cut.opset < 10:
             cuts = {"attributes": {"starts": own[0], "ends": own[1]}}
-        return RowCopy((begin, end), (begin, end), {0: (begin + first, end + first)}, **cuts)
+        low = begin * step + first
+        return RowCopy((begin, end), (begin, end), {0: (low, low + count)}, **cuts)
 
     return rows
 
 
-@_rule("LRN com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput")
-def _rows_alone(cut: Cut) -> Rows:
-    if cut.integer("channels_last", 0):
-        cut.refuse("has its channels last")
-    return lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)})
+@_rule("Gather", axis=None)
+def _gather(cut: Cut) -> Rows | RowRule:
+    """Rows by constant numbers; of other axes whatever it takes."""
+    if 0 not in cut.axes or cut.positive(cut.integer("axis", 0)) != cut.axis:
+        return _row_by_row(cut, True)
+    if len(cut.dims(1)) != 1:
+        cut.refuse("picks rows by numbers that aren't a list")
+    height = cut.dims(0)[cut.axis]
+    picked = [int(row) % height for row in cut.constant(1)]
+
+    def rows(begin: int, end: int) -> RowCopy:
+        low, high = min(picked[begin:end]), max(picked[begin:end]) + 1
+        own = [row - low for row in picked[begin:end]]
+        return RowCopy((begin, end), (begin, end), {0: (low, high)}, constants={1: own})
+
+    return rows
 
 
-def _row_by_row(cut: Cut) -> RowRule:
+@_rule("GridSample", added=(1,), axis=None)
+def _grid_sample(cut: Cut) -> Rows:
+    """A row of places gives one of the result; the image is read whole."""
+    if len(cut.out()) != 4 or cut.axes.get(1, 1) != 1:
+        cut.refuse("takes places that don't come in rows")
+    if 1 in cut.axes:
+        return lambda begin, end: RowCopy((begin, end), (begin, end), {1: (begin, end)})
+    cut.constant(1)
+    return lambda begin, end: RowCopy((begin, end), (begin, end), {}, {1: 1})
+
+
+def _joined(cut: Cut) -> RowRule:
+    """Images one below the other: of each the rows that are asked for."""
+    if len(cut.axes) < len(cut.inputs) or set(cut.axes.values()) != {cut.positive(cut.integer("axis", 1))}:
+        cut.refuse("joins rows with those of a constant")
+    ends = list(itertools.accumulate(cut.dims(index)[cut.axis] for index in cut.inputs))
+
+    def rows(begin: int, end: int) -> RowCopy:
+        read = {}
+        for index, low, high in zip(cut.inputs, [0, *ends], ends, strict=False):
+            if max(begin, low) < min(end, high):
+                read[index] = max(begin, low) - low, min(end, high) - low
+        return RowCopy((begin, end), (begin, end), read, without=frozenset(cut.inputs).difference(read))
+
+    return RowRule(rows, ends[-1], {0: cut.axis}, cut.axes)
+
+
+@_rule("LRN com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput", axis=None)
+def _rows_alone(cut: Cut) -> RowRule:
+    """Each row as it is; what has its channels last has its rows before its columns."""
+    last, is_output = cut.integer("channels_last", 0), cut.node.op_type == "ReorderOutput"
+    axis, given = (1 if last and not is_output else ROWS), (1 if last and is_output else ROWS)
+    if cut.axes != {0: axis}:
+        cut.refuse(f"works on axis {axis}, and its image's rows are axis {cut.axis}")
+    return RowRule(
+        lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)}),
+        cut.out()[given],
+        {0: given},
+        cut.axes,
+    )
+
+
+def _row_by_row(cut: Cut, in_order: bool) -> RowRule:
     """What computes each row of its outputs from the same row of its inputs, and of others maybe all."""
-    height = cut.out()[ROWS]
+    if cut.operator == "Concat" and cut.positive(cut.integer("axis", 1), cut.inputs[0]) == cut.axis:
+        return _joined(cut)
+    height = cut.dims(min(cut.axes))[cut.axis]
     answer = slicing(cut.node, cut.axes, height)
     if isinstance(answer, Refusal):
         raise NotCutError(answer.reason.split(") ", 1)[-1])
-    if cut.node.op_type in ("Reshape", "Expand", "Transpose"):
+    if cut.node.op_type in ("Reshape", "Expand", "Transpose") and not in_order:
         cut.refuse("mixes the rows of an image")
-    images = tuple(index for index in cut.axes if index not in answer.whole)
-    if set(answer.outputs.values()) != {ROWS} or any(cut.dims(index)[ROWS] != height for index in images):
+    images = {index: axis for index, axis in cut.axes.items() if index not in answer.whole}
+    if any(cut.dims(index)[axis] != height for index, axis in images.items()) or not images:
+        cut.refuse("gives no image with the rows of its input")
+    if not answer.outputs or any(cut.out(index)[axis] != height for index, axis in answer.outputs.items()):
         cut.refuse("gives no image with the rows of its input")
     constants = {index: axis for index, axis in answer.inputs.items() if index not in images}
     for index in constants:
@@ -300,11 +450,11 @@ def _row_by_row(cut: Cut) -> RowRule:
     def rows(begin: int, end: int) -> RowCopy:
         return RowCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
 
-    return RowRule(rows, answer.whole)
+    return RowRule(rows, height, answer.outputs, images, answer.whole)
 
 
-def row_bytes(value: ir.Value) -> int:
-    """Bytes of a row of an image."""
+def row_bytes(value: ir.Value, axis: int) -> int:
+    """Bytes of a row of an image, whose rows are this axis."""
     shape, dtype = static_shape(value) or (), value.dtype
     assert dtype is not None
-    return -(-math.prod(shape[:ROWS]) * math.prod(shape[ROWS + 1 :]) * dtype.bitwidth // 8)
+    return -(-math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8)

@@ -10,18 +10,18 @@ before.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.liveness import assign_storage, last_reads, live_bytes
+from memonger.graph.liveness import ALIGNMENT, assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
-from memonger.ir.marks import STRIP, before_chunks
+from memonger.ir.marks import STRIP, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
@@ -29,21 +29,32 @@ from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule.decide import decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.rewritten import MOST_NODES, InSlices, ToSlice, asked_of, near_bytes, shared
-from memonger.tiling.row_rules import BLOCKED, RowRule, is_image, row_bytes
+from memonger.tiling.rewritten import (
+    MOST_NODES,
+    WORTH,
+    Candidate,
+    InSlices,
+    ToSlice,
+    asked_of,
+    near_bytes,
+    shared,
+)
+from memonger.tiling.row_rules import BLOCKED, RowRule, row_bytes, rows_axis
 from memonger.tiling.row_tiles import (
     RowBand,
     RowSlice,
+    axes_of_rows,
     blocked_values,
     bounds,
     exits_of,
-    height_of,
     in_row_tiles,
+    needs_own,
     row_rules,
     row_slices,
+    rows_in,
     slice_rows,
 )
-from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck
+from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck, adds_vectors
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
@@ -114,21 +125,22 @@ class RowTiles(InSlices):
                     seconds=more * launch_seconds(self.job.cores),
                 )
             )  # fmt: skip
-        return tuple(records)
+        return (*InSlices.described(self), *records)
 
     def seen(self, check: SliceCheck) -> SeenAlone:
         """What was seen of its nodes whole and on slices."""
-        model, seen = self.job.lowered.model, SeenAlone()
+        model, seen = self.job.lowered.model, InSlices.seen(self, check)
         nodes, rules = list(model.graph), row_rules(model)
         blocked, block = blocked_values(nodes), _block(nodes)
         copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
 
-        def elements(value: ir.Value | None, rows: tuple[int, int]) -> Elements:
-            return Elements(ROWS, *rows, block if value in blocked else 1)
+        def elements(value: ir.Value, rows: tuple[int, int]) -> Elements:
+            return Elements(axes[value], *rows, block if value in blocked else 1)
 
         for band in self.bands:
             pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
             tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
+            axes = axes_of_rows(tiled_here)
             alike = dict[ir.Node, list[CheckedCopy]]()
             for one in row_slices(tiled_here, bounds(tiled_here, band.rows)):
                 for node, copy in one.tiles:
@@ -138,15 +150,18 @@ class RowTiles(InSlices):
                     given = copy.rows[0] - copy.made[0], copy.rows[1] - copy.made[0]
                     told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
                     length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
+                    read = {i: v for i in copy.inputs if (v := node.inputs[i]) is not None}
+                    begins = ((v, axes[v], copy.inputs[i][0]) for i, v in read.items() if adds_vectors(node))
                     alike.setdefault(node, []).append(CheckedCopy(
                         copies[str(node.name), *copy.rows],
                         length,
-                        {index: elements(node.inputs[index], rows) for index, rows in copy.inputs.items()},
+                        {index: elements(value, copy.inputs[index]) for index, value in read.items()},
                         {index: elements(value, copy.rows) for index, value in outputs.items()},
                         {index: elements(value, given) for index, value in outputs.items()},
+                        tuple(begin * row_bytes(v, axis) % ALIGNMENT for v, axis, begin in begins),
                     ))  # fmt: skip
             for node, own in alike.items():
-                key = "rows", tuple(dict.fromkeys(copy.length for copy in own))
+                key = "rows", tuple(dict.fromkeys((copy.length, copy.place) for copy in own))
                 result = check.see_copies((model, node), self.lowered.model, own, key)
                 if result.difference:
                     seen.different[str(node.name)] = result.difference
@@ -154,10 +169,11 @@ class RowTiles(InSlices):
                     seen.workspace.update({str(each.node.name): result.workspace[each.length] for each in own})
         return seen
 
-    def slices_of(self, name: str) -> int:
-        """In how many slices a node runs."""
-        step = self.job.plain.graph.nodes.index(name)
-        return next(band.slices for band in self.bands if band.begin <= step < band.end)
+    def slices_of(self, names: Iterable[str]) -> dict[str, int]:
+        """In how many slices of rows those of these nodes run that do."""
+        steps = {name: step for step, name in enumerate(self.job.plain.graph.nodes)}
+        places = {name: steps[name] for name in names if name in steps}
+        return {n: band.slices for n, at in places.items() for band in self.bands if band.begin <= at < band.end}
 
 
 _BY_PLACE = frozenset(("Resize", "Upsample"))
@@ -215,6 +231,13 @@ class _Part:
     nodes: int = 0
     packed: int = 0
 
+    def moved(self, steps: int) -> "_Part":
+        """The same so many steps later."""
+        band = self.band
+        if band is None or not steps:
+            return self
+        return dataclasses.replace(self, band=dataclasses.replace(band, begin=band.begin + steps, end=band.end + steps))
+
     @property
     def shares(self) -> bool:
         """Whether slices of one form are to share a session."""
@@ -228,53 +251,35 @@ class _Part:
         return more + round(part * self.packed)
 
 
-@dataclass(slots=True)
-class RowLadder(Sequence[RowTiles]):
-    """Ways to run a model in row tiles, the finest first. Each is written and laid out when it is looked at.
+def row_candidates(
+    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: int = MOST_NODES
+) -> list[Candidate]:
+    """A model in row tiles, in several ways, the finest first.
 
-    Attributes:
+    Args:
         job: The model, in the order of its plan.
         refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
         asked: The number of slices that was asked for; 0: any.
-        most: Seconds that ways may take longer, by estimate.
+        most: Seconds that they may take longer, by estimate.
         most_copies: How many copies of nodes they may make.
     """
-
-    job: ToSlice
-    refused: Mapping[str, int]
-    asked: int = 0
-    most: float = math.inf
-    most_copies: int = MOST_NODES
-    _ways: list[list[_Part]] = field(init=False)
-    _written: dict[int, RowTiles] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.job = _in_long_stretches(self.job)
-        self._ways = _Search(self.job, self.refused, self.asked).ways(self.most, self.most_copies)
-
-    def __len__(self) -> int:
-        return len(self._ways)
-
-    def bound(self, index: int) -> int:
-        """Bytes alive at a step that isn't cut: the way's arena isn't smaller."""
-        return round(max((part.bytes for part in self._ways[index] if part.band is None), default=0.0))
-
-    def least(self, index: int) -> int:
-        """About what the way takes, sessions included: it isn't written for that."""
-        parts = self._ways[index]
-        session = session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts)
-        return round(max(part.bytes for part in parts)) + session
-
-    def estimated(self, index: int) -> float:
-        """About how many seconds longer the way takes, none where caches save some; nor for that."""
-        return max(0.0, math.fsum(part.seconds for part in self._ways[index]))
-
-    def __getitem__(self, index: int) -> RowTiles:  # type: ignore[override]  # no slices of it are taken
-        if index not in self._written:
-            bands = [part.band for part in self._ways[index] if part.band is not None]
-            packed = sum(part.packed for part in self._ways[index] if not part.shares)
-            self._written[index] = tiled(self.job, bands, self.estimated(index), packed)
-        return self._written[index]
+    job = _in_long_stretches(job)
+    before = 0.0 if job.outer is None else job.outer.extra
+    whole = session_bytes(job.lowered.model, False)
+    found = []
+    for parts in _Search(job, refused, asked).ways(most - before, most_copies):
+        bands = sorted((part.band for part in parts if part.band is not None), key=lambda band: band.begin)
+        more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
+        packed = sum(part.packed for part in parts if not part.shares)
+        found.append(
+            Candidate(
+                round(max((part.bytes for part in parts if part.band is None), default=0.0)),
+                round(max(part.bytes for part in parts)) + whole + sum(part.session for part in parts),
+                before + more,
+                partial(tiled, job, bands, more, packed),
+            )
+        )
+    return found
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -283,15 +288,32 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
+    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model), list[int]()
+    for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
+        order += _in_long_stretch(list(steps), nodes, rules)
+    if order == list(range(len(order))):
+        return job
+    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
+    schedule_model(model, order, graph)
+    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
+    return dataclasses.replace(job, lowered=lowered, plain=plain)
+
+
+def _in_long_stretch(
+    steps: Sequence[int], nodes: Sequence[ir.Node], rules: Sequence[RowRule | Refusal | None]
+) -> list[int]:
+    """An order of steps, which run one after the other."""
     before, own, behind = list[int](), list[int](), list[int]()
-    order, there, nodes = list[int](), set[ir.Node](), list(job.lowered.model.graph)
-    for step, (node, rule) in enumerate(zip(nodes, row_rules(job.lowered.model), strict=True)):
-        if isinstance(rule, RowRule):
+    order, there = list[int](), set[ir.Node]()
+    for step in steps:
+        node = nodes[step]
+        if isinstance(rules[step], RowRule):
             if behind:
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
                 unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
-                waits = [other for other in unread if read.issuperset(v for v in nodes[other].inputs if is_image(v))]
+                images = {other: [v for v in nodes[other].inputs if rows_axis(v) is not None] for other in unread}
+                waits = [other for other, values in images.items() if read.issuperset(values)]
                 order += [*before, *(other for other in own if other not in waits)]
                 before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
             own.append(step)
@@ -301,19 +323,14 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
             there.add(node)
         else:
             before.append(step)
-    order += [*before, *own, *behind]
-    if order == list(range(len(order))):
-        return job
-    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
-    schedule_model(model, order, graph)
-    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
-    return dataclasses.replace(job, lowered=lowered, plain=plain)
+    return [*order, *before, *own, *behind]
 
 
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
     """One way, laid out in the order in which it is written, with so many more seconds and bytes of packed weights."""
     model = job.lowered.model
-    heights = {str(node.name): height_of(node.outputs[0]) for node in model.graph if is_image(node.outputs[0])}
+    rules = zip(model.graph, row_rules(model), strict=True)
+    heights = {str(node.name): rule.height for node, rule in rules if isinstance(rule, RowRule)}
 
     def part_of(node: ir.Node) -> tuple[str, float]:
         if not _is_tile(node):
@@ -324,10 +341,11 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
     asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
     solution = decide(asked, "none", "file", EFFORT)
-    return RowTiles(
+    way = RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
         sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
     )  # fmt: skip
+    return way.within(job.outer)
 
 
 class _Search:
@@ -336,6 +354,8 @@ class _Search:
     def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
         self.job, self.refused, self.asked = job, refused, asked
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+        rules = zip(self.nodes, self.rules, strict=True)
+        self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
         graph = job.plain.graph
         storage = assign_storage(graph)
         self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
@@ -345,20 +365,32 @@ class _Search:
 
     def ways(self, most: float, most_copies: int) -> list[list[_Part]]:
         """For ever larger arenas the parts of the model, those that run as they are among them."""
-        stretches = [self._parts(begin, end) for begin, end in self._stretches()]
-        if not stretches:
+        alike = dict[object, list[tuple[int, int]]]()
+        for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
+            chunk = chunk_of(self.nodes[begin])
+            name = (begin, end) if chunk is None else tuple(before_chunks(node) for node in self.nodes[begin:end])
+            alike.setdefault((name, chunk and chunk.end - chunk.begin), []).append((begin, end))
+        if not alike:
             return []
         whole = self._outside()
+        if self.job.outer is not None and whole > WORTH * self.job.plain.total_bytes:
+            return []
+        stretches = [(self._parts(*at[-1]), [begin - at[-1][0] for begin, _ in at]) for at in alike.values()]
         if self.asked:
-            arenas = [max([whole, *(_bottleneck(parts) for parts in stretches)])]
+            arenas = [max([whole, *(_bottleneck(parts) for parts, _ in stretches)])]
         else:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
         found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        rooms = [(_bottleneck(one), max(p.bytes for own in one.values() for p in own)) for one, _ in stretches]
+        cheapest = cache(lambda place, room, price: _cheapest(stretches[place][0], room, price))
         for arena, price in itertools.product(arenas, PRICES):
-            parts = [p for one in stretches for p in _cheapest(one, max(arena, _bottleneck(one)), price)]
+            chosen = (cheapest(at, min(max(arena, low), high), price) for at, (low, high) in enumerate(rooms))
+            parts = [
+                p.moved(by) for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
+            ]
             parts.append(_Part(None, whole))
-            bands = tuple(part.band for part in parts if part.band is not None)
+            bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
             if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
                 found.setdefault(bands, parts)
@@ -366,10 +398,10 @@ class _Search:
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
         """Steps one after the other of which none needs an image whole."""
-        steps = itertools.groupby(range(len(self.nodes)), lambda step: isinstance(self.rules[step], Refusal))
-        for is_refused, group in steps:
+        whole = [isinstance(rule, Refusal) for rule in self.rules]
+        for (is_whole, _), group in itertools.groupby(range(len(whole)), lambda s: (whole[s], chunk_of(self.nodes[s]))):
             own = list(group)
-            if not is_refused and any(isinstance(self.rules[step], RowRule) for step in own):
+            if not is_whole and any(isinstance(self.rules[step], RowRule) for step in own):
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:
@@ -402,10 +434,9 @@ class _Search:
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
-        whole = (node.inputs[index] for node, rule in own.items() for index in rule.whole)
-        if any(value is not None and value.producer() in own for value in whole):
+        if needs_own(own):
             return ways
-        rows = min(map(height_of, exits), default=0)
+        rows = min((rows_in(value, own) for value in exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
@@ -430,14 +461,21 @@ class _Search:
 
         A result isn't written over what the band reads, of which later slices read more.
         """
-        graph, whole = self.job.plain.graph, set[tuple[int, bool]]()
-        for value, number in enumerate(self.of_value):
-            made, last = graph.producer[value], self.last[value]
-            if number >= 0 and made < begin <= last:
-                whole.add((number, False))
-            elif number >= 0 and begin <= made < end and (last >= end or value in self.results):
-                whole.add((number, True))
-        return float(sum(self.buffers[number].size for number, _ in whole))
+        made, last, number, is_result, sizes = self._lives
+        before = number[(made < begin) & (last >= begin)]
+        given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
+        return float(sizes[np.unique(before)].sum() + sizes[np.unique(given)].sum())
+
+    @cached_property
+    def _lives(self) -> tuple[np.ndarray, ...]:
+        """Of all values that have a buffer the step that makes it, that of its last reader, the buffer, and whether it
+        is a result; and bytes of all buffers."""
+        values = [value for value, number in enumerate(self.of_value) if number >= 0]
+        made = np.array([self.job.plain.graph.producer[value] for value in values], int)
+        last = np.array([self.last[value] for value in values], int)
+        number = np.array([self.of_value[value] for value in values], int)
+        is_result = np.array([value in self.results for value in values], bool)
+        return made, last, number, is_result, np.array([buffer.size for buffer in self.buffers], float)
 
     def _slice(self, nodes: Mapping[ir.Node, RowRule], band: RowBand) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
@@ -468,10 +506,9 @@ class _Search:
     def _steps(self) -> dict[ir.Node, int]:
         return {node: step for step, node in enumerate(self.nodes)}
 
-    @staticmethod
-    def _row(value: ir.Value, known: dict[ir.Value, int]) -> int:
+    def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:
         if value not in known:
-            known[value] = row_bytes(value)
+            known[value] = row_bytes(value, self.axes[value])
         return known[value]
 
     def _walked(self, one: RowSlice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
@@ -550,18 +587,17 @@ def _path(
     return total, path
 
 
-def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder:
-    """The way with bands of so many slices that needs the least memory.
+def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> list[Candidate]:
+    """The one with bands of so many slices that needs the least memory, of the first of these models that has one.
 
     Raises:
         PlanError: there is none.
     """
-    ladder = RowLadder(job, refused, count)
-    if len(ladder):
-        return ladder
-    nodes, rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
-    tiles = (node for node, rule in zip(nodes, rules, strict=True) if isinstance(rule, RowRule))
-    heights = [height_of(value) for node in tiles for value in node.outputs]
+    found = next(filter(None, (row_candidates(job, refused, count) for job in jobs)), None)
+    if found is not None:
+        return found
+    rules = row_rules(jobs[-1].lowered.model)
+    heights = [rule.height for rule in rules if isinstance(rule, RowRule)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
     elif count > max(heights):
@@ -569,5 +605,8 @@ def asked_for(job: ToSlice, count: int, refused: Mapping[str, int]) -> RowLadder
     elif refused:
         why = f"node '{next(iter(refused))}' gives other last bits in strips than of whole images"
     else:
+        graph = jobs[-1].plain.graph
+        worst = rules[int(live_bytes(assign_storage(graph).buffers, len(graph.nodes)).argmax())]
         why = "it would save nothing, or the results of what could have fewer rows"
+        why += f"; and where most bytes are alive {worst}" if isinstance(worst, Refusal) else ""
     raise PlanError(f"the model can't run in {count} strips: {why}.")

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, chunk_of
 from memonger.ir.values import static_shape
-from memonger.plan_file import ROWS
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.cutting import Refusal
-from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, RowRule, is_image, rows_of
+from memonger.tiling.row_rules import BLOCKED, Interval, RowCopy, RowRule, is_slid_over, rows_axis, rows_of
 
 _INDEX = 16
 """A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
@@ -49,13 +48,37 @@ class RowBand:
 def row_rules(model: ir.Model) -> list[RowRule | Refusal | None]:
     """For each node of a model how it gives rows, or why it can't; None: it reads no image."""
     answers: list[RowRule | Refusal | None] = []
+    axis_of, in_order = dict[ir.Value | None, int](), set[ir.Value | None]()
     for node in model.graph:
-        read = [index for index, value in enumerate(node.inputs) if is_image(value)]
+        axes = {index: axis_of.get(value, rows_axis(value)) for index, value in enumerate(node.inputs)}
+        read = {index: axis for index, axis in axes.items() if axis is not None}
         if STRIP in node.metadata_props or WINDOW in node.metadata_props:
             answers.append(Refusal(f"node '{node.name}' is of a slice already"))
-        else:
-            answers.append(rows_of(node, read) if read else None)
+            continue
+        images = [value for index in read if (value := node.inputs[index]) is not None]
+        is_in_order = any(value in in_order or is_slid_over(value) for value in images)
+        answer = rows_of(node, read, in_order=is_in_order) if read else None
+        answers.append(answer)
+        if isinstance(answer, RowRule):
+            axis_of.update((node.outputs[index], axis) for index, axis in answer.outputs.items())
+            in_order.update(node.outputs if is_in_order else ())
     return answers
+
+
+def axes_of_rows(nodes: Mapping[ir.Node, RowRule]) -> dict[ir.Value, int]:
+    """The axis of the rows of what nodes read and write in rows."""
+    axes = dict[ir.Value, int]()
+    for node, rule in nodes.items():
+        axes.update((value, axis) for index, axis in rule.inputs.items() if (value := node.inputs[index]) is not None)
+        axes.update((node.outputs[index], axis) for index, axis in rule.outputs.items())
+    return axes
+
+
+def rows_in(value: ir.Value, nodes: Mapping[ir.Node, RowRule]) -> int:
+    """How many rows a result has."""
+    node = value.producer()
+    assert node is not None
+    return nodes[node].height
 
 
 Tile = tuple[ir.Node, RowCopy]
@@ -82,6 +105,12 @@ def exits_of(nodes: Mapping[ir.Node, RowRule]) -> list[ir.Value]:
     return [v for v in made if v.is_graph_output() or any(node not in nodes for node in v.consumers())]
 
 
+def needs_own(nodes: Mapping[ir.Node, RowRule]) -> bool:
+    """Whether one of the nodes reads whole what others of them compute in rows: they can't be one band."""
+    whole = (node.inputs[index] for node, rule in nodes.items() for index in rule.whole)
+    return any(value is not None and value.producer() in nodes for value in whole)
+
+
 def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
     """The slices of a band, one after the other.
 
@@ -92,7 +121,7 @@ def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
     for part, whole in parts:
-        until = {value: height_of(value) * part // whole for value in exits}
+        until = {value: rows_in(value, nodes) * part // whole for value in exits}
         tiles, reads = list[Tile](), dict[ir.Value, tuple[Interval, ...]]()
         for node in reversed(order):
             begin, end = done.get(node, 0), max(until.get(value, 0) for value in node.outputs)
@@ -136,11 +165,11 @@ def slice_rows(nodes: Mapping[ir.Node, RowRule], count: int, cores: int) -> int:
     where the slices would have more than twice as many rows for it. With no cores it is the fewest rows that give no
     more slices.
     """
-    height = max(map(height_of, exits_of(nodes)))
+    height = max(rows_in(value, nodes) for value in exits_of(nodes))
     rows = -(-height // count)
     if not cores:
         return rows
-    heights = sorted({height_of(value) for node in nodes for value in node.outputs if value.name})
+    heights = sorted({rule.height for rule in nodes.values()})
     units = (cores * max(1, height // other) for other in heights if max(height, other) % min(height, other) == 0)
     unit = next((unit for unit in units if unit <= 2 * rows), 1)
     return min(height, -(-rows // unit) * unit)
@@ -148,13 +177,8 @@ def slice_rows(nodes: Mapping[ir.Node, RowRule], count: int, cores: int) -> int:
 
 def bounds(nodes: Mapping[ir.Node, RowRule], rows: int) -> list[tuple[int, int]]:
     """What is there behind each slice of so many rows of the tallest result, as `row_slices` takes it."""
-    height = max(map(height_of, exits_of(nodes)))
+    height = max(rows_in(value, nodes) for value in exits_of(nodes))
     return [(min(end, height), height) for end in range(rows, height + rows, rows)]
-
-
-def height_of(value: ir.Value) -> int:
-    """How many rows an image has."""
-    return (static_shape(value) or (0, 0, 0))[ROWS]
 
 
 def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Model:
@@ -172,7 +196,8 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
     blocked, start, gone = blocked_values(nodes), 0, list[ir.Node]()
-    for number, band in enumerate(bands):
+    first = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1)
+    for number, band in enumerate(bands, first):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
         tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
@@ -193,8 +218,8 @@ def blocked_values(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     images: set[ir.Value] = set()
     for node in nodes:
         is_made = node.domain == BLOCKED and node.op_type != "ReorderOutput"
-        if is_made or (node.domain != BLOCKED and any(v in images and is_image(v) for v in node.inputs)):
-            images.update(v for v in node.outputs if is_image(v))
+        if is_made or (node.domain != BLOCKED and any(v in images for v in node.inputs)):
+            images.update(v for v in node.outputs if rows_axis(v) is not None)
     return images
 
 
@@ -221,6 +246,7 @@ class _BandOfRows:
         cuts: Of these what this slice reads.
         reads: What was cut or joined for this slice.
         wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
+        axes: The axis of the rows of each value.
     """
 
     writer: SliceWriter
@@ -233,6 +259,13 @@ class _BandOfRows:
     cuts: dict[tuple[ir.Value, Interval], _Piece] = field(default_factory=dict)
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+    axes: dict[ir.Value, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.axes = axes_of_rows(self.nodes)
+
+    def _height(self, value: ir.Value) -> int:
+        return (static_shape(value) or ())[self.axes[value]]
 
     def write(self, rows: int) -> None:
         """Add copies of the nodes for slices of so many rows, and put together what others read."""
@@ -266,7 +299,7 @@ class _BandOfRows:
         written = {value for node in self.nodes for value in node.outputs}
         for value, intervals in one.reads.items():
             for rows in intervals if value not in written else ():
-                whole = self.entries.setdefault(value, _Piece((0, height_of(value)), value))
+                whole = self.entries.setdefault(value, _Piece((0, self._height(value)), value))
                 self.cuts[value, rows] = self._cut(value, whole, rows)
                 if rows != whole.rows:
                     self.writer.order[-1].metadata_props[WINDOW] = "1"
@@ -286,9 +319,10 @@ class _BandOfRows:
             inputs[index] = writer.part(value, axis, begin, end, f"{value.name}.chunk{begin}_{end}")
         for index, numbers in copy.constants.items():
             inputs[index] = writer.integers(numbers)
+        inputs = [value for index, value in enumerate(inputs) if index not in copy.without]
         suffix = f".chunk{copy.rows[0]}_{copy.rows[1]}"
         outputs = [
-            writer.value(v, ROWS, end - begin, f"{v.name}{suffix}") if v.name else ir.Value(name="")
+            writer.value(v, self.axes[v], end - begin, f"{v.name}{suffix}") if v.name else ir.Value(name="")
             for v in node.outputs
         ]
         inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or ())
@@ -348,7 +382,7 @@ class _BandOfRows:
         """Rows as their bytes lie, and the axis along which they do."""
         if value not in self.blocked:
             assert piece.value is not None
-            return piece.value, ROWS
+            return piece.value, self.axes[value]
         if piece.view is None:
             assert piece.value is not None
             batch, channels, height, width = static_shape(piece.value) or ()
@@ -361,7 +395,7 @@ class _BandOfRows:
         if piece.value is None:
             assert piece.view is not None
             dims = list(static_shape(value) or ())
-            dims[ROWS] = piece.rows[1] - piece.rows[0]
+            dims[self.axes[value]] = piece.rows[1] - piece.rows[0]
             name = f"{value.name}.chunk{piece.rows[0]}_{piece.rows[1]}/read"
             piece.value = self._reshaped(value, piece.view, dims, name)
         return piece.value
@@ -378,10 +412,10 @@ class _BandOfRows:
         dims = static_shape(view) or ()
         row = math.prod(dims[axis + 1 :]) * (value.dtype.bitwidth if value.dtype is not None else 0) // 8
         opset = self.writer.model.graph.opset_imports.get("") or 0
-        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, height_of(value)):
+        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, self._height(value)):
             pieces.append(piece)
             return
-        rows, height = piece.rows, height_of(value)
+        rows, height = piece.rows, self._height(value)
         whole = self.writer.value(view, axis, height, f"{value.name}.chunk0_{rows[1]}/whole")
         if not pieces:  # what isn't written yet are zeros
             pads = [0] * (2 * len(dims))
