@@ -377,10 +377,10 @@ def _parts_of_inputs(
     parts = {}
     for value in (v for v in model.graph.inputs if v.name in persistent):
         for node in value.consumers():
-            stretches = aliasing.windows(node, provider) if is_marked(node) else ()
+            subviews = aliasing.windows(node, provider) if is_marked(node) else ()
             if is_step and provider == aliasing.CPU and len(node.outputs) == 1:
-                stretches = (*stretches, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
-            for part, whole, byte in stretches:
+                subviews = (*subviews, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
+            for part, whole, byte in subviews:
                 size, most = nbytes(part), nbytes(whole)
                 fits = size is not None and most is not None and size <= most and part.dtype == whole.dtype
                 if whole is value and byte % ALIGNMENT == 0 and fits and not part.is_graph_output():
@@ -433,8 +433,8 @@ def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider
     node = new.producer()
     if node is None:
         return []
-    windows = aliasing.windows(node, provider) if is_marked(node) else ()
-    joined = [(part, byte) for part, whole, byte in windows if whole is new]
+    subviews = aliasing.windows(node, provider) if is_marked(node) else ()
+    joined = [(part, byte) for part, whole, byte in subviews if whole is new]
     if not joined:
         return [(node, old, new)]
     own = {(byte, nbytes(part)): part for part, byte in cuts.items()}
