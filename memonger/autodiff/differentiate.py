@@ -118,8 +118,12 @@ def _differentiate(
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
-    if loss is not None:
-        _warn_of_inference_norms(copy)
+    if loss is not None and (norms := training_mode.inference_norms(copy.ir)):
+        logger.warning(
+            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
+            "%s turns them into training form.", copy.name, len(norms), norms[0],
+            either("memonger.to_training_mode", "--train-mode"),
+        )  # fmt: skip
     if keep_random:
         random.fix_seeds(copy.ir)
     op = Emitter(copy.ir)
@@ -139,7 +143,14 @@ def _differentiate(
         return loss is not None
 
     def check_rules(_: Model) -> None:
-        _check_rules(work, chosen, needed())
+        wrt = work.values(chosen)
+        backward.check_rules(needed(), wrt, copy.name)
+        active = backward.active_values(list(copy.graph), wrt)
+        if not any(seed in active for seed in work.seeds()):
+            raise PlanError(
+                f"{copy.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
+                f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
+            )
 
     def write_backward_pass(_: Model) -> bool:
         weight = work.output(work.parts[1]) if work.parts else None
@@ -243,16 +254,6 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")
 
 
-def _warn_of_inference_norms(model: Model) -> None:
-    norms = training_mode.inference_norms(model.ir)
-    if norms:
-        logger.warning(
-            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
-            "%s turns them into training form.", model.name, len(norms), norms[0],
-            either("memonger.to_training_mode", "--train-mode"),
-        )  # fmt: skip
-
-
 def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str]) -> None:
     for pattern in () if optimizer is None else optimizer.no_decay:
         if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
@@ -296,18 +297,6 @@ def _start(
     for v in floats:
         backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
-
-
-def _check_rules(work: _Differentiation, chosen: Sequence[str], needed: list[ir.Node]) -> None:
-    """Check that no needed node is without a rule, and that the loss depends on a parameter."""
-    wrt = work.values(chosen)
-    backward.check_rules(needed, wrt, work.model.name)
-    active = backward.active_values(list(work.model.graph), wrt)
-    if not any(seed in active for seed in work.seeds()):
-        raise PlanError(
-            f"{work.model.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
-            f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
-        )
 
 
 def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -> None:

@@ -420,7 +420,9 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
     best, live = plain, live_bytes(plain.buffers, len(graph.nodes))
     taken, refused = frozenset[int](), set[int]()
     for _ in range(min(TRIES, 1 + _STEPS // max(1, len(graph.nodes)))):
-        number = _next(candidates, taken, refused, live)
+        worst = int(live.argmax())  # tried are those that reach the step with most bytes alive
+        reaching = (n for n, each in enumerate(candidates) if each.start <= worst <= each.stop and n not in refused)
+        number = next((n for n in reaching if candidates[n].nodes - taken), None)
         if number is None:
             break
         tried = taken | candidates[number].nodes
@@ -443,15 +445,6 @@ class _Together:
     nodes: frozenset[int]
     start: int
     stop: int
-
-
-def _next(candidates: Sequence[_Together], taken: frozenset[int], refused: set[int], live: np.ndarray) -> int | None:
-    """The next candidate to try: of those that reach the step with most bytes alive."""
-    worst = int(live.argmax())
-    for number, candidate in enumerate(candidates):
-        if number not in refused and candidate.start <= worst <= candidate.stop and candidate.nodes - taken:
-            return number
-    return None
 
 
 def _together(graph: Graph) -> list[_Together]:
