@@ -143,14 +143,7 @@ def _differentiate(
         return loss is not None
 
     def check_rules(_: Model) -> None:
-        wrt = work.values(chosen)
-        backward.check_rules(needed(), wrt, copy.name)
-        active = backward.active_values(list(copy.graph), wrt)
-        if not any(seed in active for seed in work.seeds()):
-            raise PlanError(
-                f"{copy.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
-                f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
-            )
+        _check_rules(work, chosen, needed())
 
     def write_backward_pass(_: Model) -> bool:
         weight = work.output(work.parts[1]) if work.parts else None
@@ -297,6 +290,18 @@ def _start(
     for v in floats:
         backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
+
+
+def _check_rules(work: _Differentiation, chosen: Sequence[str], needed: list[ir.Node]) -> None:
+    """Check that no needed node is without a rule, and that the loss depends on a parameter."""
+    wrt = work.values(chosen)
+    backward.check_rules(needed, wrt, work.model.name)
+    active = backward.active_values(list(work.model.graph), wrt)
+    if not any(seed in active for seed in work.seeds()):
+        raise PlanError(
+            f"{work.model.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
+            f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
+        )
 
 
 def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -> None:
