@@ -122,8 +122,11 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for key, names in _NAMED:
-            _check_name(key, getattr(self, key), get_args(names))
+        for key, kind in _NAMED:
+            value, names = getattr(self, key), get_args(kind)
+            if (value is not None or key == "order") and not (isinstance(value, str) and value in names):
+                listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+                raise PlanError(f"{key} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
         for key, kind, words in _KINDS:
             if not isinstance(getattr(self, key), kind):
                 raise PlanError(f"{key} must be {words}, not {reprlib.repr(getattr(self, key))}.")
@@ -543,12 +546,6 @@ def _range(size: "int | Sequence[int]") -> DimRange:
         return DimRange(int(size), int(size))
     least, most, step = (*map(int, size), 1)[:3]
     return DimRange(least, most - (most - least) % step, step)
-
-
-def _check_name(option: str, value: object, names: Sequence[str]) -> None:
-    if (value is not None or option == "order") and not (isinstance(value, str) and value in names):
-        listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-        raise PlanError(f"{option} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
 def _is_number(value: object) -> bool:

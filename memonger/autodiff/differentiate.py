@@ -118,8 +118,12 @@ def _differentiate(
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
     _check_patterns(model.name, optimizer, chosen)
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
-    if loss is not None:
-        _warn_of_inference_norms(copy)
+    if loss is not None and (norms := training_mode.inference_norms(copy.ir)):
+        logger.warning(
+            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
+            "%s turns them into training form.", copy.name, len(norms), norms[0],
+            either("memonger.to_training_mode", "--train-mode"),
+        )  # fmt: skip
     if keep_random:
         random.fix_seeds(copy.ir)
     op = Emitter(copy.ir)
@@ -241,16 +245,6 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer ({needed}).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")
-
-
-def _warn_of_inference_norms(model: Model) -> None:
-    norms = training_mode.inference_norms(model.ir)
-    if norms:
-        logger.warning(
-            "%s: %d BatchNormalization are in inference form, '%s' first, and are trained as that: statistics stay. "
-            "%s turns them into training form.", model.name, len(norms), norms[0],
-            either("memonger.to_training_mode", "--train-mode"),
-        )  # fmt: skip
 
 
 def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str]) -> None:

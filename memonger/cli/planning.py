@@ -22,7 +22,7 @@ from memonger.ir.save import save_model
 from memonger.options import Options
 from memonger.plan import Plan, is_sized_at_run_time
 from memonger.planner import search_plan as planner
-from memonger.planner.fit import Changes
+from memonger.planner.changes import Changes
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline

@@ -9,7 +9,6 @@ so that stock onnxruntime runs the step as one rank alone would. A session runs 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import onnx_ir as ir
 
@@ -93,15 +92,10 @@ def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buck
     # Buckets of one type each, in the order in which they are full
     assert isinstance(buckets.first, int)
     assert isinstance(buckets.rest, int)
-    number = {one: index for index, one in enumerate(graph.values)}
     value_of = {number[str(value.name)]: value for value in gradients}
     types = dict.fromkeys(value.dtype for value in gradients)
-    found = list(
-        chain.from_iterable(
-            in_buckets(graph, {n for n, v in value_of.items() if v.dtype == dtype}, buckets.first, buckets.rest)
-            for dtype in types
-        )
-    )
+    of_type = ({n for n, value in value_of.items() if value.dtype == dtype} for dtype in types)
+    found = [each for members in of_type for each in in_buckets(graph, members, buckets.first, buckets.rest)]
     found.sort(key=lambda members: max(graph.producer[value] for value in members))
     writer.write([[value_of[value] for value in members] for members in found], buckets.wait)
     writer.write_means(means)

@@ -290,13 +290,9 @@ def from_model(
     number = {value: index for index, value in enumerate(values)}
     cuts = _parts_of_inputs(model, updates or {}, provider, is_step=bool(after))
     known_sizes = [nbytes(v) for v in values]
-    dynamic, in_arena = run_time_sized(model), set[ir.Value]()  # what gets an address if no update is written elsewhere
-    for value, size in zip(values, known_sizes, strict=True):
-        writer = value.producer()
-        if writer is None or not dense(value) or facts(writer).shape_only or value in dynamic or value.name in host:
-            continue
-        if size and value not in cuts:
-            in_arena.add(value)
+    unplanned = {*run_time_sized(model), *cuts, *(v for v in values if v.name in host or not dense(v))}
+    computed = [(v, size, v.producer()) for v, size in zip(values, known_sizes, strict=True) if v not in unplanned]
+    in_arena = {v for v, size, node in computed if size and node is not None and not facts(node).shape_only}
     waited_for = [v for v in model.graph.outputs if v.name in after and v.producer() is not None]
     replaced = _in_place_updates(model, updates or {}, in_arena, provider, needed_by(waited_for), cuts)
     elsewhere = {new for pairs in replaced.values() for _, new in pairs} | {v for v in values if v.name in apart}
@@ -377,10 +373,10 @@ def _parts_of_inputs(
     parts = {}
     for value in (v for v in model.graph.inputs if v.name in persistent):
         for node in value.consumers():
-            stretches = aliasing.windows(node, provider) if is_marked(node) else ()
+            subviews = aliasing.windows(node, provider) if is_marked(node) else ()
             if is_step and provider == aliasing.CPU and len(node.outputs) == 1:
-                stretches = (*stretches, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
-            for part, whole, byte in stretches:
+                subviews = (*subviews, *((node.outputs[0], value, 0) for _ in aliasing.view_pairs(node)))
+            for part, whole, byte in subviews:
                 size, most = nbytes(part), nbytes(whole)
                 fits = size is not None and most is not None and size <= most and part.dtype == whole.dtype
                 if whole is value and byte % ALIGNMENT == 0 and fits and not part.is_graph_output():
@@ -433,8 +429,8 @@ def _writes(old: ir.Value, new: ir.Value, cuts: Mapping[ir.Value, int], provider
     node = new.producer()
     if node is None:
         return []
-    windows = aliasing.windows(node, provider) if is_marked(node) else ()
-    joined = [(part, byte) for part, whole, byte in windows if whole is new]
+    subviews = aliasing.windows(node, provider) if is_marked(node) else ()
+    joined = [(part, byte) for part, whole, byte in subviews if whole is new]
     if not joined:
         return [(node, old, new)]
     own = {(byte, nbytes(part)): part for part, byte in cuts.items()}

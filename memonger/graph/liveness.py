@@ -57,7 +57,7 @@ def last_reads(graph: Graph) -> list[int]:
 
 
 def roots(graph: Graph) -> list[int]:
-    """For each value the least one that it shares bytes with in every order, as views and windows do."""
+    """For each value the least one that it shares bytes with in every order, as views and subviews do."""
     root = list(range(len(graph.values)))
 
     def find(value: int) -> int:
@@ -65,8 +65,8 @@ def roots(graph: Graph) -> list[int]:
             root[value] = value = root[root[value]]
         return value
 
-    windows = ((part, whole) for windows in graph.subviews for part, whole, _ in windows)
-    for one, other in chain(chain.from_iterable(graph.views), windows):
+    inside = ((part, whole) for subviews in graph.subviews for part, whole, _ in subviews)
+    for one, other in chain(chain.from_iterable(graph.views), inside):
         low, high = sorted((find(one), find(other)))
         root[high] = low
     return [find(value) for value in range(len(root))]
@@ -77,7 +77,7 @@ def assign_storage(
     sharing: Sharing | None = None,
     alignment: int = ALIGNMENT,
     offsets: Mapping[int, int] | None = None,
-    windows: Collection[int] = (),
+    subviews: Collection[int] = (),
     groups: Sequence[Sequence[int]] | None = None,
 ) -> Storage:
     """Decide which values share a storage: a view always, in place and inside another where nobody needs the old bytes.
@@ -88,15 +88,15 @@ def assign_storage(
         alignment: Put on every buffer, in bytes.
         offsets: An existing layout by value number: only values that it puts together share. This reads a plan's
             storages off its offsets.
-        windows: Of the nodes that offer windows (`Graph.optional`) those that get them; with `offsets` all do.
-        groups: Values that lie side by side in one storage, a group each; see `memonger.graph.liveness`. None: those of
+        subviews: Of the nodes whose subviews are optional those that get them; with `offsets` all do.
+        groups: Values that lie side by side in one storage, a group each; see `check_groups`. None: those of
             the graph's collectives.
 
     Raises:
         PlanError: a group can't be contiguous; it names the value.
     """
     sharing = sharing or Sharing()
-    taken = frozenset(windows)
+    taken = frozenset(subviews)
     if groups is None:
         groups = graph.groups
     check_groups(graph, groups)
@@ -124,19 +124,19 @@ def _allowed(
     graph: Graph, sharing: Sharing, step: int, alignment: int, offsets: Mapping[int, int] | None, is_taken: bool,
     overwrites: bool,
 ) -> _Allowed:  # fmt: skip
-    """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and windows."""
+    """What the switches, the alignment and an existing layout leave of a node's views, in-place pairs and subviews."""
     views = graph.views[step] if sharing.views else ()
     inplace = graph.inplace[step] if overwrites else ()
-    windows = graph.subviews[step] if sharing.views and (is_taken or offsets is not None) else ()
-    if windows:
-        windows = tuple(each for each in windows if each[2] % alignment == 0)
+    subviews = graph.subviews[step] if sharing.views and (is_taken or offsets is not None) else ()
+    if subviews:
+        subviews = tuple(each for each in subviews if each[2] % alignment == 0)
     if offsets is None:
-        return views, inplace, windows
+        return views, inplace, subviews
 
     def at_one_offset(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
         return tuple((a, b) for a, b in pairs if offsets[a] == offsets[b])
 
-    inside = tuple((a, b, byte) for a, b, byte in windows if a in offsets and offsets[a] == offsets[b] + byte)
+    inside = tuple((a, b, byte) for a, b, byte in subviews if a in offsets and offsets[a] == offsets[b] + byte)
     return at_one_offset(views), at_one_offset(inplace), inside
 
 
@@ -184,9 +184,9 @@ class _Draft:
 
         One whose bytes it takes over is needed by nothing else at this step, and by nothing later.
         """
-        views, inplace, windows = pairs
+        views, inplace, subviews = pairs
         places = [(source, 0) for source, target in views if target == value]
-        places += [(whole, byte) for part, whole, byte in windows if part == value]
+        places += [(whole, byte) for part, whole, byte in subviews if part == value]
         for source in (source for source, target in inplace if target == value and self.last[source] <= step):
             storage, begin = self.of_value[source], self.within[source]
             if value in self.grouped and not self.grouped.isdisjoint(self.members[storage]):
@@ -220,19 +220,19 @@ class _Draft:
         self.needed[storage] = found, len(self.members[storage])
         return found
 
-    def join(self, step: int, windows: Sequence[Part]) -> None:
+    def join(self, step: int, subviews: Sequence[Part]) -> None:
         """Put the storages of a node's inputs inside that of its output, where they can be.
 
         Of several that would have the same bytes of it the first one gets them.
         """
         joined: list[tuple[int, int]] = []
-        for part, whole, byte in windows:
+        for part, whole, byte in subviews:
             inner, outer = self.of_value[part], self.of_value[whole]
             if inner == outer or whole not in self.graph.writes[step]:
                 continue
             begin = byte - self.within[part]  # a node that joins begins a storage
             end = begin + self.sizes[inner]
-            own = [p for p, _, at in windows if self.of_value[p] == inner and at == begin + self.within[p]]
+            own = [p for p, _, at in subviews if self.of_value[p] == inner and at == begin + self.within[p]]
             free = all(stop <= begin or end <= start for start, stop in joined)
             if begin >= 0 and end <= self.sizes[outer] and free and self._stays(step, inner, own):
                 joined.append((begin, end))
@@ -420,11 +420,13 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
     best, live = plain, live_bytes(plain.buffers, len(graph.nodes))
     taken, refused = frozenset[int](), set[int]()
     for _ in range(min(TRIES, 1 + _STEPS // max(1, len(graph.nodes)))):
-        number = _next(candidates, taken, refused, live)
+        worst = int(live.argmax())  # tried are those that reach the step with most bytes alive
+        reaching = (n for n, each in enumerate(candidates) if each.start <= worst <= each.stop and n not in refused)
+        number = next((n for n in reaching if candidates[n].nodes - taken), None)
         if number is None:
             break
         tried = taken | candidates[number].nodes
-        storage = assign_storage(graph, sharing, alignment, windows=tried)
+        storage = assign_storage(graph, sharing, alignment, subviews=tried)
         other = live_bytes(storage.buffers, len(graph.nodes))
         # Whether the step with most bytes alive has fewer, or where they are equal the next one, and so on
         difference = np.sort(other)[::-1] - np.sort(live)[::-1]
@@ -438,25 +440,16 @@ def storages(graph: Graph, sharing: Sharing, alignment: int = ALIGNMENT) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Together:
-    """Nodes whose windows are tried together, and the first and the last step that need one of their values."""
+    """Nodes whose optional subviews are tried together, and the first and last step that need one of their values."""
 
     nodes: frozenset[int]
     start: int
     stop: int
 
 
-def _next(candidates: Sequence[_Together], taken: frozenset[int], refused: set[int], live: np.ndarray) -> int | None:
-    """The next candidate to try: of those that reach the step with most bytes alive."""
-    worst = int(live.argmax())
-    for number, candidate in enumerate(candidates):
-        if number not in refused and candidate.start <= worst <= candidate.stop and candidate.nodes - taken:
-            return number
-    return None
-
-
 def _together(graph: Graph) -> list[_Together]:
-    """All nodes that offer windows of values that hang together, by size; then each node for itself."""
-    steps = [step for step, windows in enumerate(graph.subviews) if windows and graph.optional[step]]
+    """All nodes with optional subviews of values that hang together, by size; then each node for itself."""
+    steps = [step for step, subviews in enumerate(graph.subviews) if subviews and graph.optional[step]]
     if not steps:
         return []
     root, together = roots(graph), dict[int, list[int]]()

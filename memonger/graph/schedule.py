@@ -31,7 +31,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     Raises:
         PlanError: a node that updates a persistent input, or writes behind one, stands twice.
     """
-    if _is_own_order(schedule, len(graph.nodes)):
+    if tuple(schedule) == tuple(range(len(graph.nodes))):
         return graph
     names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
     nodes, again = list[str](), list[str]()
@@ -65,10 +65,6 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
 def renumbered(aliases: Sequence[Alias], numbers: Sequence[int]) -> tuple[Alias, ...]:
     """The aliases of a node, of values that have other numbers."""
     return tuple(Alias(kind, numbers[source], numbers[target], byte) for kind, source, target, byte in aliases)
-
-
-def _is_own_order(schedule: Sequence[int], nodes: int) -> bool:
-    return len(schedule) == nodes and all(step == node for step, node in enumerate(schedule))
 
 
 def topological_order(sources: Sequence[Sequence[int]], keys: Sequence[int]) -> tuple[int, ...]:
@@ -158,7 +154,7 @@ def schedule_model(model: ir.Model, schedule: Sequence[int], scheduled: Graph) -
         schedule: The steps; every node is among them.
         scheduled: What `schedule_graph` makes of the model's graph and the schedule: it names the copies.
     """
-    if _is_own_order(schedule, model.graph.num_nodes()):
+    if tuple(schedule) == tuple(range(model.graph.num_nodes())):
         return
     nodes = list(model.graph)
     inputs = [tuple(node.inputs) for node in nodes]  # a first run may already read copies, which a later one doesn't

@@ -15,7 +15,7 @@ from memonger.ir import onnx_process
 from memonger.ir.model import Model
 from memonger.ir.operators import RANKS
 from memonger.ir.tensors import UNSIZED, all_tensors, bodies, external_tensors
-from memonger.ir.values import LARGEST, SMALL, all_values, graphs, nbytes, static_shape, subgraphs
+from memonger.ir.values import LARGEST, SMALL, all_values, graphs, nbytes, read_values, static_shape
 
 RUNTIME_DOMAINS = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "com.microsoft.experimental")
 
@@ -393,13 +393,7 @@ def is_sorted(graph: ir.Graph) -> bool:
 
 def producers(node: ir.Node) -> Iterator[ir.Node]:
     """The nodes that write what this one reads; for subgraphs also those inside."""
-    pending = [node]
-    while pending:
-        reader = pending.pop()
-        yield from reader.predecessors()
-        for graph in subgraphs(reader):
-            pending.extend(graph)
-            yield from (made for value in graph.outputs if (made := value.producer()) is not None)
+    return (made for value in read_values(node) if (made := value.producer()) is not None)
 
 
 def _cycle(graph: ir.Graph) -> list[str]:

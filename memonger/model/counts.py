@@ -25,17 +25,11 @@ def counts_of(graph: ir.Graph) -> dict[str, int]:
     for node in graph:
         for place, less in facts(node).counts:
             value = node.inputs[place] if place < len(node.inputs) else None
-            for source, is_summed in _sources(value):
-                if str(source.name) not in found:
+            for source, passed in _inputs_before(value):
+                if source.dtype is not None and source.dtype.is_integer() and str(source.name) not in found:
+                    is_summed = not passed.isdisjoint(("ReduceSum", "CumSum"))
                     found[str(source.name)] = 1 if is_summed else _keys(node) - less
     return found
-
-
-def _sources(value: ir.Value | None) -> Iterator[tuple[ir.Value, bool]]:
-    """Inputs of integers that a count is computed from, and whether they are summed up on the way."""
-    for one, passed in _inputs_before(value):
-        if one.dtype is not None and one.dtype.is_integer():
-            yield one, not passed.isdisjoint(("ReduceSum", "CumSum"))
 
 
 def _inputs_before(value: ir.Value | None) -> Iterator[tuple[ir.Value, frozenset[str]]]:

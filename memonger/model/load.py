@@ -134,21 +134,14 @@ def _load(
     unbound = model.clone() if sizes else None
     for value in unbound.graph.inputs if unbound is not None else ():
         value.shape = sizes.get(value.name, value.shape)
-    return _inferred(model), unbound
-
-
-def _inferred(model: Model) -> Model:
-    """The model with all that inference can tell, in place; a copy where branches had to be opened for that."""
     before = model.clone() if has_branches(model) else None
     try:
-        return run_passes(model, "load", infer_shapes)
+        return run_passes(model, "load", infer_shapes), unbound
     except LoadError:
         if before is None:
             raise
-        try:
-            return run_passes(before, "load", open_branches, infer_shapes)
-        except LoadError:
-            pass  # it isn't a branch for other sizes: what was said first counts
+        with suppress(LoadError):  # it isn't a branch for other sizes: what was said first counts
+            return run_passes(before, "load", open_branches, infer_shapes), unbound
         raise
 
 

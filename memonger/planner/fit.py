@@ -21,11 +21,11 @@ from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.ir.model import Model
 from memonger.ir.values import required_inputs
-from memonger.model.load import Source, load, load_as_is
-from memonger.model.lora import add_lora
+from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
-from memonger.options import Dim, Keywords, Options, combine, takes_options
+from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
+from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, rehearsed
 from memonger.runtime.process_memory import available_memory
@@ -207,41 +207,6 @@ def fit(
     frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
     with collecting_later():
         return _SizeSearch(source, limit, vary, Changes(train_mode, *(lora or ())), chosen).found(frontier)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What is done to a forward model before it is planned.
-
-    Attributes:
-        train_mode: BatchNormalization and Dropout are turned into their training form.
-        rank: Of the adapters that are added, which alone are trained; None: none are.
-        pattern: Beside which weights.
-    """
-
-    train_mode: bool = False
-    rank: int | None = None
-    pattern: str = "*"
-
-    def __bool__(self) -> bool:
-        """Whether anything is done."""
-        return self.train_mode or self.rank is not None
-
-    def made(self, source: Source | Model, batch: int | None, dims: Mapping[str, Dim] | None) -> Model:
-        """The model at these sizes, with adapters and in training form where that is asked for.
-
-        Raises:
-            LoadError: as `memonger.load`.
-            PlanError: as `Options`: what is done is for training.
-        """
-        model = load(source, batch=batch, dims=Options(mode="training", batch=batch, dims=dims).sizes)
-        if self.rank is not None:
-            model = add_lora(model, self.rank, self.pattern)
-        if not self.train_mode:
-            return model
-        from memonger.autodiff.training_mode import to_training_mode
-
-        return to_training_mode(model)
 
 
 @dataclass(slots=True)

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Column, Table
 
 from memonger.graph.liveness import live_bytes, worst_step
 from memonger.plan import Plan
-from memonger.planner.plan_all import Row
 from memonger.report.chunks import slices_words
 from memonger.report.memory_count import KIND_NAMES, MemoryCount
-from memonger.schedule import Candidate
 from memonger.units import format_size
+
+if TYPE_CHECKING:
+    from memonger.planner.plan_all import Row
+    from memonger.schedule import Candidate
 
 WIDTH = 60  # columns of the memory curve
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -84,7 +86,7 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def fleet_table(rows: Sequence[Row]) -> Table:
+def fleet_table(rows: "Sequence[Row]") -> Table:
     """Plans of many models, one a row; what nothing was asked of is no column."""
     asked = [key for key in ("batch", "device", "budget") if any(getattr(row, key) is not None for row in rows)]
     names = ("model", *asked, "total", "arena", "run again", "extra cost", "seconds")
@@ -102,7 +104,7 @@ def fleet_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def candidates_table(candidates: Sequence[Candidate]) -> Table:
+def candidates_table(candidates: "Sequence[Candidate]") -> Table:
     """What a sweep tried, a threshold a row; the best one is marked."""
     title = "Sweep: a stage is kept once the threshold was written since the last"
     names = ("stages", "threshold", "segments", "kept", "peak", "extra cost", "")

@@ -14,11 +14,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from memonger.errors import BudgetError
 from memonger.schedule.cheap import cheap_groups
+from memonger.schedule.checkpoints import StagedProblem
 from memonger.schedule.effort import Progress
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import ScheduleFigures, weighed_by_bytes
 from memonger.schedule.segments import block, logarithmic, square_root
-from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Outcome, Request, Strategy
 from memonger.schedule.sweep import sweep
 

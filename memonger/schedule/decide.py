@@ -333,7 +333,7 @@ def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solut
 
 
 def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outcome]], effort: int = EFFORT) -> Solution:
-    """The first with the smallest arena of some schedules of the request's graph, each with windows and without."""
+    """The first with the smallest arena of some schedules of a graph, each with optional subviews and without."""
     candidates: list[tuple[int, Storage, Solution]] = []
     for schedule, outcome in scheduled:
         graph = rewrite.schedule_graph(request.graph, schedule)

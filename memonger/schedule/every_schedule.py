@@ -169,14 +169,14 @@ class _Covered(dict[Values, int]):
 
 
 def _pieces(graph: Graph, root: Sequence[int]) -> dict[int, Pieces]:
-    """What the bytes of each value hold that has windows: whatever was written first."""
+    """What the bytes of each value hold that has subviews: whatever was written first."""
     pieces: dict[int, Pieces] = {}
 
     def of(value: int) -> Pieces:
         return pieces.setdefault(value, ((value, 0, graph.sizes[value]),))
 
-    for windows, writes in zip(graph.subviews, graph.writes, strict=True):
-        planned = sorted((byte, root[a], root[b], b) for a, b, byte in windows if root[a] >= 0 and root[b] >= 0)
+    for subviews, writes in zip(graph.subviews, graph.writes, strict=True):
+        planned = sorted((byte, root[a], root[b], b) for a, b, byte in subviews if root[a] >= 0 and root[b] >= 0)
         joined: list[tuple[int, int, int]] = []
         end = 0
         for byte, part, whole, written in planned:

@@ -46,7 +46,7 @@ class OrderingProblem:
 
     @classmethod
     def of(cls, graph: Graph) -> "OrderingProblem":
-        """What a graph needs where all shares bytes that may; what windows save is estimated."""
+        """What a graph needs where all shares bytes that may; what subviews save is estimated."""
         root = roots(graph)
         sizes: dict[int, int] = {}
         for value, planned in enumerate(graph.planned):

@@ -1,6 +1,6 @@
 """The marks of a model on the nodes of what it was lowered to, and a schedule as marks on the user's model."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -72,17 +72,14 @@ def place(source: ir.Model, lowered: ir.Model, name: str) -> Marks:
             stages[number[target]] = stage
         if decided is not None:
             forced[number[target]] = decided
-    return Marks(stages, forced, frozenset(parts), tuple(_became_of(gone, moved)))
-
-
-def _became_of(gone: Sequence[ir.Node], moved: Mapping[ir.Node, str]) -> Iterator[str]:
-    why = "the model that will run computes no such value"
+    notes, why = list[str](), "the model that will run computes no such value"
     if gone:
-        yield f"{are_lost(gone)}: {why}."
+        notes.append(f"{are_lost(gone)}: {why}.")
     if moved:
         first = next(iter(moved.values()))
-        target = f"'{first}'" if len(moved) == 1 else f"the next values that are computed, '{first}' first"
-        yield f"{marks_on(list(moved))} moved to {target}: {why}."
+        others = f"'{first}'" if len(moved) == 1 else f"the next values that are computed, '{first}' first"
+        notes.append(f"{marks_on(list(moved))} moved to {others}: {why}.")
+    return Marks(stages, forced, frozenset(parts), tuple(notes))
 
 
 def _surviving(node: ir.Node, number: Mapping[str, int]) -> str | None:

@@ -21,7 +21,7 @@ from memonger.schedule.timeline import CrowdedError, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of `memonger.schedule.portfolio`.
+    """Tuned constants of `PortfolioSearch`.
 
     They were chosen on the published problems in tests/data/remat (``python -m benchmarks.planning.remat``), and those
     for large problems on deep ResNets (``python -m benchmarks.planning.recompute``). Fractions of effort are of the

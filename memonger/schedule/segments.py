@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
-from memonger.schedule.checkpoints import ForwardWalk, MirrorStage, droppable, leading_nodes, written
+from memonger.schedule.checkpoints import ForwardWalk, MirrorStage, StagedProblem, droppable, leading_nodes, written
 from memonger.schedule.on_demand import in_time, needed_again, recompute_on_demand
 from memonger.schedule.problem import Problem
-from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Outcome, Request, Strategy
 from memonger.schedule.sweep import PeakOf
 

@@ -151,7 +151,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to decide which nodes run again. All of them are listed in `memonger.schedule.strategies`.
+    """One way to decide which nodes run again. All of them are listed in `memonger.schedule.STRATEGIES`.
 
     Attributes:
         name: What users call it.

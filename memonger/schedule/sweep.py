@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from memonger.errors import PlanError
 from memonger.schedule import problem as problems
-from memonger.schedule.checkpoints import ForwardWalk, Mirror, MirrorStage
+from memonger.schedule.checkpoints import ForwardWalk, Mirror, MirrorStage, StagedProblem
 from memonger.schedule.on_demand import recompute_on_demand
 from memonger.schedule.problem import Problem
-from memonger.schedule.staged import StagedProblem
 from memonger.schedule.strategy import Candidate, Outcome, Request, Strategy
 from memonger.units import format_size
 

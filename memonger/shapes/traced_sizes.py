@@ -216,21 +216,17 @@ class TracedSizes:
         shapes = ShapesAt.of(self._by_rules(sizes))
         if self._left:
             self._left -= 1
-            self._trace(sizes, shapes)
+            tape = Tape(sizes)
+            try:
+                made = _SizeTrace.of(tape, self._by_rules([Dim(tape, place) for place in range(len(sizes))]))
+            except SizesError:
+                return shapes  # a rule needs plain numbers
+            again = made.at(sizes)
+            if again is not None and again.of_each() == shapes.of_each():
+                self._traces.insert(0, made)
         return shapes
 
     def _by_rules(self, sizes: Sequence[Any]) -> list[Shape | None]:
         at = dict(zip(self._ranges, sizes, strict=True))
         shapes = self._sizes.at(shapes_at(self._shapes, self._ranges, at))
         return [shapes[place] for place in self._values]
-
-    def _trace(self, sizes: Sequence[int], shapes: ShapesAt) -> None:
-        """Keep a trace of these sizes, unless a rule needs plain numbers."""
-        tape = Tape(sizes)
-        try:
-            trace = _SizeTrace.of(tape, self._by_rules([Dim(tape, place) for place in range(len(sizes))]))
-        except SizesError:
-            return
-        again = trace.at(sizes)
-        if again is not None and again.of_each() == shapes.of_each():
-            self._traces.insert(0, trace)

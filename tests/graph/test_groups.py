@@ -99,4 +99,4 @@ def test_a_part_at_its_place_in_another_value_is_in_no_group() -> None:
     a, b, j, y = _numbers(graph, "abjy")
     assert assign_storage(graph, groups=[(a, b)]).of_value[a] != assign_storage(graph, groups=[(a, b)]).of_value[j]
     with pytest.raises(PlanError, match=r"'a' can't be side by side .* shares its bytes with 'j'"):
-        assign_storage(graph, windows=range(len(graph.nodes)), groups=[(a, y)])
+        assign_storage(graph, subviews=range(len(graph.nodes)), groups=[(a, y)])

@@ -87,7 +87,7 @@ def _parts(
 def _layout(
     graph: Graph, sharing: Sharing | None = None, windows: Sequence[int] = (), groups: Sequence[Sequence[int]] = ()
 ) -> tuple[dict[int, int], int]:
-    storage = assign_storage(graph, sharing, windows=windows, groups=groups)
+    storage = assign_storage(graph, sharing, subviews=windows, groups=groups)
     layout = allocate(storage.buffers)
     return _offsets(storage, layout), layout.size
 

@@ -113,7 +113,7 @@ def test_random_models_run_as_stock_runs_them(seed: int, marked: bool, monkeypat
 
 
 def _with_all_windows(graph: Graph, sharing: Sharing, alignment: int) -> tuple[Storage, ...]:
-    return (assign_storage(graph, sharing, alignment, windows=range(len(graph.nodes))),)
+    return (assign_storage(graph, sharing, alignment, subviews=range(len(graph.nodes))),)
 
 
 def _random_rows(seed: int, marked: bool) -> onnx.ModelProto:

@@ -191,11 +191,7 @@ def is_used(node: ir.Node, index: int) -> bool:
 
 def by_direction(op: Emitter, node: ir.Node, index: int, d: int) -> ir.Value | None:
     """What direction ``d`` has of an input with its directions along the first axis; a view where there is one."""
-    x = input_at(node, index)
-    if x is None or index in (0, 4):
-        return None
-    count, *rest = op.dims(x)
-    return op.reshape(x if count == 1 else op.slice(x, 0, d, d + 1), rest)
+    return None if index in (0, 4) else recurrent_steps.of_direction(op, input_at(node, index), d)
 
 
 def weights(op: Emitter, node: ir.Node, d: int) -> tuple[ir.Value, ir.Value]:

@@ -61,7 +61,7 @@ def _run(op: Emitter, node: ir.Node, given: Sequence[ir.Value | None], d: int, b
     """Direction ``d``, run."""
     x, lengths, kind = op.given(node, 0) if given[0] is None else given[0], given[4], node.op_type
     (steps, batch, width), hidden = op.dims(x), op.dims(given[2])[2]
-    w, r, b, h, c, p = (_of_direction(op, given[i], d) for i in (1, 2, 3, 5, 6, 7))
+    w, r, b, h, c, p = (of_direction(op, given[i], d) for i in (1, 2, 3, 5, 6, 7))
     count = GATES[kind] * hidden
     of_x, of_h = (None, None) if b is None else op.split(b, [count] * 2, 0)
     product = op.MatMul(op.reshape(x, (steps * batch, width)), op.transpose(_sure(w), (1, 0)))
@@ -88,7 +88,8 @@ def _sure(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def _of_direction(op: Emitter, x: ir.Value | None, d: int) -> ir.Value | None:
+def of_direction(op: Emitter, x: ir.Value | None, d: int) -> ir.Value | None:
+    """What direction ``d`` has of a value with its directions along the first axis; a view where there is one."""
     if x is None:
         return None
     count, *rest = op.dims(x)
