@@ -1,0 +1,193 @@
+"""A model whose bands run in loops: a ``Scan`` for each stage, one inside the other.
+
+What `memonger.tiling` calls a band with stages, fine slices first and coarser ones behind them, is written as nodes of
+standard ONNX: the outermost loop goes over the coarsest slices, and what runs in finer ones is a loop in its body. So
+between two stages values exist in slices only, and the memory of a body's values is used again by the next slice.
+
+A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. What a loop reads
+whole, weights first of all, stays outside, once in the file: onnxruntime packs it as it does for nodes in no loop.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.values import static_shape
+from memonger.tiling.axes import Axes
+from memonger.tiling.chunk_writer import SliceWriter, told_shape
+from memonger.tiling.chunks import Band
+from memonger.tiling.cutting import Slicing
+
+OLDEST_OPSET = 9
+"""``Scan`` as it is written here is there from this operator set on."""
+
+
+class NotInLoopsError(PlanError):
+    """A band that loops can't run: its slices differ in size, or aren't stretches of what they are slices of."""
+
+
+def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
+    """The model with its bands in loops.
+
+    Args:
+        model: With static shapes, in the order that the bands' steps count. Not changed.
+        axes: How its nodes are cut, in that order.
+        bands: Ascending and disjoint; the slices of each stage are of one size, and lie in those of the next stage.
+
+    Raises:
+        NotInLoopsError: slices of a stage differ in size, or a value's axis has others before it, so that its slices
+            aren't stretches of it; or the model's operator set is older than `OLDEST_OPSET`.
+    """
+    opset = model.graph.opset_imports.get("") or OLDEST_OPSET
+    if opset < OLDEST_OPSET:
+        raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
+    copy = model.clone()
+    nodes, writer, start = list(copy.graph), SliceWriter(copy), 0
+    copy.graph.remove(nodes)
+    for band in bands:
+        first, last = band.stages[0].begin, band.stages[-1].end
+        cut = dict(zip(nodes[first:last], axes.nodes[first:last], strict=True))
+        answers = {node: how for node, how in cut.items() if isinstance(how, Slicing)}
+        writer.order += [*nodes[start:first], *(node for node in cut if node not in answers)]
+        stages = [[node for node in nodes[one.begin : one.end] if node in answers] for one in band.stages]
+        counts = [_equal_slices(one.slices) for one in band.stages]
+        writer.order += _BandInLoops(writer, axes.size, answers, stages, counts).nodes(len(stages) - 1, 1)
+        start = last
+    writer.order += nodes[start:]
+    copy.graph.extend(writer.order)
+    writer.drop_unread()
+    return copy
+
+
+def _equal_slices(bounds: Sequence[int]) -> int:
+    """How many slices there are, of one size."""
+    widths = {end - begin for begin, end in itertools.pairwise(bounds)}
+    if len(widths) > 1:
+        raise NotInLoopsError("a loop's slices are of one size.")
+    return len(bounds) - 1
+
+
+@dataclass(slots=True)
+class _BandInLoops:
+    """A band that is written.
+
+    Attributes:
+        size: Parts of the finest cut.
+        answers: Its nodes that are cut, in order.
+        stages: The same by stage.
+        counts: Into how many slices each stage is cut.
+        axis_of: The axis of each value that is cut.
+        dims_of: The shape of each that a loop surrounds, as the innermost of them sees it.
+        reads: The inputs of each node that are cut.
+    """
+
+    writer: SliceWriter
+    size: int
+    answers: Mapping[ir.Node, Slicing]
+    stages: Sequence[Sequence[ir.Node]]
+    counts: Sequence[int]
+    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+    reads: dict[ir.Node, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node, how in self.answers.items():
+            self.reads[node] = list(how.inputs)
+            self.axis_of |= {value: how.inputs[i] for i in how.inputs if (value := node.inputs[i]) is not None}
+            self.axis_of |= {node.outputs[index]: axis for index, axis in how.outputs.items()}
+
+    def nodes(self, last: int, around: int) -> list[ir.Node]:
+        """What runs the stages up to ``last`` where values are in so many slices already: a loop, or its body."""
+        count, own = self.counts[last], list(self.stages[last])
+        if count % around:
+            raise NotInLoopsError(f"{count} slices don't lie in {around}.")
+        inner = self.nodes(last - 1, count) if last else []
+        for node in own:
+            self._cut(node, count)
+        body = [*inner, *own]
+        return body if count == around or not body else self._loop(body, count, around)
+
+    def _cut(self, node: ir.Node, count: int) -> None:
+        """Let a node write slices: what it writes gets their shape, and what it is told of that, too."""
+        for value in node.outputs:
+            if value in self.axis_of:
+                value.shape = ir.Shape(self._scaled(value, 1, count))
+        dims = static_shape(node.outputs[0]) or ()
+        inputs, kind = told_shape(self.writer, node, list(node.inputs), dims)
+        if kind != node.op_type:  # a Squeeze that would drop the axis of one element
+            node.op_type = kind
+            node.attributes.clear()
+            node.resize_inputs(len(inputs))
+        for index, read in enumerate(inputs):
+            if read is not node.inputs[index]:
+                node.replace_input_with(index, read)
+
+    def _scaled(self, value: ir.Value, times: int, parts: int) -> list[int]:
+        """The shape of a value with so many times the elements along its axis, and of that one part of so many."""
+        dims, axis = list(static_shape(value) or ()), self.axis_of[value]
+        dims[axis] = dims[axis] * times // parts
+        return dims
+
+    def _loop(self, body: list[ir.Node], count: int, around: int) -> list[ir.Node]:
+        """A loop over the slices in one of the surrounding ones, and what makes its inputs and outputs."""
+        own, runs = set(body), count // around
+        made = {value for node in body for value in node.outputs}
+        before, entries, inputs = list[ir.Node](), dict[ir.Value, ir.Value](), list[ir.Value]()
+        for node in body:
+            for index in self.reads.get(node, ()):
+                value = node.inputs[index]
+                if value is None or value in made:
+                    continue
+                if value not in entries:
+                    dims = self._scaled(value, 1, count)  # it was there whole before the band
+                    entries[value] = self._value(value, dims, f"{value.name}.slice")
+                    before.append(self._reshape(value, [runs, *dims], f"{value.name}.slices"))
+                    self.reads[before[-1]] = [0]
+                    inputs.append(before[-1].outputs[0])
+                node.replace_input_with(index, entries[value])
+        exits = [
+            v for node in body for v in node.outputs if v.is_graph_output() or any(n not in own for n in v.consumers())
+        ]
+        outputs, behind = list[ir.Value](), list[ir.Node]()
+        for value in exits:
+            inside = static_shape(value) or ()
+            outputs.append(self._value(value, [runs, *inside], f"{value.name}.slices"))
+            dims = self._scaled(value, runs, 1)
+            self._check(value, inside)
+            joined = self._value(value, dims, "")
+            for user, index in [(use.node, use.idx) for use in value.uses() if use.node not in own]:
+                user.replace_input_with(index, joined)
+            value.name, joined.name = self.writer.fresh(f"{value.name}.slice"), value.name
+            behind.append(self._reshape(outputs[-1], dims, "", joined))
+            self.reads[behind[-1]] = []
+            graph_outputs = self.writer.model.graph.outputs
+            graph_outputs[:] = [joined if one is value else one for one in graph_outputs]
+        name = self.writer.fresh(f"loop.{body[0].name or exits[0].name}")
+        graph = ir.Graph(list(entries.values()), exits, nodes=body, name=f"{name}.body")
+        attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
+        scan = ir.Node("", "Scan", inputs, attributes, outputs=outputs, name=name)
+        self.reads[scan] = []
+        return [*before, scan, *behind]
+
+    def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
+        """A value's slices have to be stretches of it."""
+        if math.prod(dims[: self.axis_of[value]]) != 1:
+            raise NotInLoopsError(f"slices of axis {self.axis_of[value]} of '{value.name}' aren't stretches of it.")
+
+    def _value(self, like: ir.Value, dims: Sequence[int], name: str) -> ir.Value:
+        made = ir.Value(name=self.writer.fresh(name) if name else None, type=like.type, shape=ir.Shape(dims))
+        if like in self.axis_of:
+            self.axis_of[made] = self.axis_of[like]
+        return made
+
+    def _reshape(self, value: ir.Value, dims: list[int], name: str, result: ir.Value | None = None) -> ir.Node:
+        if result is None:
+            self._check(value, dims[1:])
+            result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
+        shape = self.writer.integers(dims)
+        return ir.Node(
+            "", "Reshape", [value, shape], outputs=[result], name=self.writer.fresh(f"{result.name}/Reshape")
+        )
