@@ -16,6 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.marks import before_chunks, chunk_of
+from memonger.ir.operators import operator_name
 from memonger.ir.save import save_model
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import Source, load_as_is
@@ -28,8 +30,9 @@ from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import StepSpan
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import AxisGraph, search_of
-from memonger.tiling.chunks import Band, SliceStage
+from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Slicing
+from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
 
 MOST_SLICES = 64
@@ -55,6 +58,8 @@ TURNS, TURN_SECONDS = 4, 0.3
 
 NOISE = 0.03
 """How much longer runs may seem to take than they are allowed to: what equal runs differ by."""
+
+ROUNDED = "gives other last bits on slices than on whole values"
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -170,7 +175,10 @@ def shrink(
     options = Options(device="none", mode="inference", batch=batch, dims=dims)
     job = planner.prepare(source, options)
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
-    axes, cores = search.axes_of_inputs(), cores_of(0)
+    axes, cores = search.axes_of_inputs({}), cores_of(0)
+    if check and not allow_rounding:
+        sliced = SliceCheck(0, job.lowered.spent)
+        axes = search.axes_of_inputs({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
     if not axes:
         raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     whole = float(search.job.plain.arena_bytes)
@@ -184,6 +192,28 @@ def shrink(
         return _unchecked(found, job.source.name, max_overhead)
     with TemporaryDirectory() as folder:
         return _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding).winner(found)
+
+
+def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
+    """Names of nodes that give other last bits on the finest slices than whole, each run alone.
+
+    Of convolutions that is known: their algorithm doesn't depend on the batch.
+    """
+    count = max(n for n in range(1, min(axis.axes.size, MOST_SLICES) + 1) if axis.axes.size % n == 0)
+    if not axis.ranges or count == 1:
+        return
+    model = axis.lowered.model
+    made = chunked(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
+    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+    for node in made.graph:
+        chunk = chunk_of(node)
+        if chunk is not None:
+            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+    for node, how in zip(model.graph, axis.axes.nodes, strict=True):
+        own = copies.get(str(node.name), ())
+        is_exact = not isinstance(how, Slicing) or operator_name(node) in EXACT | {"Conv"}
+        if own and not is_exact and check.see((model, node), how, made, own, axis.axes.size).difference:
+            yield str(node.name)
 
 
 def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float) -> Shrunk:

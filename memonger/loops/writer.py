@@ -47,6 +47,9 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
         raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
     copy = model.clone()
     nodes, writer, start = list(copy.graph), SliceWriter(copy), 0
+    for node in nodes:  # of a constant a body's node wouldn't know that it is one
+        if node.op_type == "Identity" and node.inputs[0] is not None and node.inputs[0].is_initializer():
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
     copy.graph.remove(nodes)
     for band in bands:
         first, last = band.stages[0].begin, band.stages[-1].end
