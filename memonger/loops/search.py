@@ -29,7 +29,7 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import AxisGraph, search_of
+from memonger.tiling.chunking import _AxisGraph, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slice_check import EXACT, SliceCheck
@@ -127,12 +127,12 @@ class Shrunk:
         Raises:
             PlanFileError: it can't be written.
         """
-        save_model(self.model.clone(), Path(path))
+        save_model(self.model.clone(), Path(path), limit=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    axis: AxisGraph
+    axis: _AxisGraph
     bands: tuple[Band, ...]
     bytes: float
     seconds: float
@@ -175,10 +175,10 @@ def shrink(
     options = Options(device="none", mode="inference", batch=batch, dims=dims)
     job = planner.prepare(source, options)
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
-    axes, cores = search.axes_of_inputs({}), cores_of(0)
+    axes, cores = search.axes_without({}), cores_of(0)
     if check and not allow_rounding:
         sliced = SliceCheck(0, job.lowered.spent)
-        axes = search.axes_of_inputs({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
+        axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
     if not axes:
         raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     whole = float(search.job.plain.arena_bytes)
@@ -194,7 +194,7 @@ def shrink(
         return _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding).winner(found)
 
 
-def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
+def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
     """Names of nodes that give other last bits on the finest slices than whole, each run alone.
 
     Of convolutions that is known: their algorithm doesn't depend on the batch.
@@ -211,9 +211,10 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
             copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
     for node, how in zip(model.graph, axis.axes.nodes, strict=True):
         own = copies.get(str(node.name), ())
-        is_exact = not isinstance(how, Slicing) or operator_name(node) in EXACT | {"Conv"}
-        if own and not is_exact and check.see((model, node), how, made, own, axis.axes.size).difference:
-            yield str(node.name)
+        if isinstance(how, Slicing) and own and operator_name(node) not in EXACT | {"Conv"}:
+            seen = check.see((model, node), how, made, own, axis.axes.size)
+            if seen.difference:
+                yield str(node.name)
 
 
 def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float) -> Shrunk:
@@ -236,7 +237,7 @@ def _why_not(model: ir.Model) -> str:
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: AxisGraph, cores: int) -> Iterator[_Candidate]:
+def _candidates(axis: _AxisGraph, cores: int) -> Iterator[_Candidate]:
     """All that can in so many slices; and of each range two loops, the inner one finer."""
     size = axis.axes.size
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
@@ -273,7 +274,7 @@ def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
 
 
-def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
+def _candidate(axis: _AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
     alive, seconds = np.array(axis.alive, float), 0.0
     spans = {span.begin: span for span in axis.ranges}
@@ -330,7 +331,7 @@ class _Contest:
                     self.tried.append(str(error))
                     continue
                 file = self.folder / f"{number}.onnx"
-                save_model(made.clone(), file)
+                save_model(made.clone(), file, limit=0)
                 with self._process(file, f"after{number}") as after:
                     why_not, ratio = self._compared(before, after, number)
                     if not why_not:

@@ -5,7 +5,8 @@ standard ONNX: the outermost loop goes over the coarsest slices, and what runs i
 between two stages values exist in slices only, and the memory of a body's values is used again by the next slice.
 
 A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. What a loop reads
-whole, weights first of all, stays outside, once in the file: onnxruntime packs it as it does for nodes in no loop.
+whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs them for its kernels.
+They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.ir.values import static_shape
+from memonger.ir.values import inner_graphs, static_shape
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_writer import SliceWriter, told_shape
 from memonger.tiling.chunks import Band
@@ -46,7 +47,7 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
     if opset < OLDEST_OPSET:
         raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
     copy = model.clone()
-    nodes, writer, start = list(copy.graph), SliceWriter(copy), 0
+    nodes, writer, start, there = list(copy.graph), SliceWriter(copy), 0, set(inner_graphs(copy.graph))
     for node in nodes:  # of a constant a body's node wouldn't know that it is one
         if node.op_type == "Identity" and node.inputs[0] is not None and node.inputs[0].is_initializer():
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
@@ -62,8 +63,31 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
         start = last
     writer.order += nodes[start:]
     copy.graph.extend(writer.order)
+    _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
     writer.drop_unread()
     return copy
+
+
+def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
+    """Put constants into the bodies whose nodes read them.
+
+    Of those outside onnxruntime knows there neither that they are constant nor how to pack them for a kernel. Where two
+    bodies read one, each has it.
+    """
+    main = writer.model.graph
+    for body in bodies:
+        copies = dict[ir.Value, ir.Value]()
+        for node in body:
+            for index, value in enumerate(node.inputs):
+                if value is None or value.const_value is None or value.graph is not main or value.is_graph_input():
+                    continue
+                if value not in copies:
+                    name = writer.fresh(str(value.name))
+                    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+                    body.register_initializer(own)
+                    copies[value] = own
+                node.replace_input_with(index, copies[value])
+                writer.read_no_more(value)
 
 
 def _equal_slices(bounds: Sequence[int]) -> int:

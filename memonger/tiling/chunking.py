@@ -345,6 +345,11 @@ class ChunkSearch:
             ladders.append(RowLadder(self.job, self._refused_rows, 0, self._most, self.most_copies))
         return ladders
 
+    def axes_without(self, refused: Mapping[str, str]) -> list["_AxisGraph"]:
+        """The axes of the inputs along which something can be cut, where nodes of these names stay whole."""
+        self._refused = dict(refused)
+        return self._of_inputs()
+
     def _of_inputs(self) -> list["_AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)
