@@ -7,7 +7,7 @@ candidate.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -150,8 +150,9 @@ class _Candidate:
 
 
 def shrink(
-    source: Source, *, batch: int | None = None, dims: Mapping[str, int] | None = None, max_overhead: float = 0.05,
-    check: bool = True, allow_rounding: bool = False,
+    source: Source, *, batch: int | None = None, dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
+    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> Shrunk:  # fmt: skip
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
 
@@ -161,19 +162,26 @@ def shrink(
     Args:
         source: What `memonger.load` takes.
         batch: Size of the inputs' open first dimension; None: 1.
-        dims: Sizes of other open dimensions, by name.
+        dims: Sizes of other open dimensions, by name. One of them may be a range of sizes, as ``(1, 16)``, if it is the
+            first of the inputs: it stays open in the file.
         max_overhead: The most extra time of a run, as a fraction, by measurement.
         check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
         allow_rounding: Whether outputs may differ in their last bits.
+        progress: Called with the name of each stage of the work.
 
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
         PlanError: nothing is gained: no node can run in a loop (the message names one and says why), or none that can
-            saves memory in the time that is allowed, with the same outputs.
+            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open.
         RuntimeUnavailableError: onnxruntime isn't there to check with.
     """
-    options = Options(device="none", mode="inference", batch=batch, dims=dims)
+    asked = Options(batch=batch, dims=dims, max_overhead=max_overhead, allow_rounding=allow_rounding)
+    ranges = asked.ranges
+    if len(ranges) > 1:
+        raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
+    options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
     job = planner.prepare(source, options)
+    progress("search")
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
     axes, cores = search.axes_without({}), cores_of(0)
     if check and not allow_rounding:
@@ -182,16 +190,20 @@ def shrink(
     if not axes:
         raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     whole = float(search.job.plain.arena_bytes)
-    found = [each for axis in axes for each in _candidates(axis, cores)]
+    open_size = next(iter(ranges), "")
+    found = [each for axis in axes for each in _candidates(axis, cores, bool(ranges))]
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
     limit = max_overhead + (UNSURE if check else 0.0)
     found = sorted((c for c in found if c.seconds <= limit * c.axis.seconds), key=lambda c: (c.bytes, c.seconds))
     if not check:
-        return _unchecked(found, job.source.name, max_overhead)
+        return _unchecked(found, job.source.name, max_overhead, open_size)
     with TemporaryDirectory() as folder:
-        return _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding).winner(found)
+        progress("compare")
+        others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
+        contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
+        return contest.winner(found)
 
 
 def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
@@ -217,10 +229,10 @@ def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
                 yield str(node.name)
 
 
-def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float) -> Shrunk:
+def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float, open_size: str) -> Shrunk:
     for candidate in found:
         try:
-            made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands)
+            made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, open_size)
         except NotInLoopsError:
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
@@ -237,9 +249,16 @@ def _why_not(model: ir.Model) -> str:
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: _AxisGraph, cores: int) -> Iterator[_Candidate]:
-    """All that can in so many slices; and of each range two loops, the inner one finer."""
+def _candidates(axis: _AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
+    """All that can run in so many slices, and of each range two loops, the inner one finer.
+
+    Of an open size slices of one.
+    """
     size = axis.axes.size
+    if is_open:
+        if axis.number == 0 and size > 1:
+            yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, size)) for span in axis.ranges], cores)
+        return
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
     for count in counts:
         yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges], cores)
@@ -303,6 +322,8 @@ class _Contest:
         model: The same, loaded.
         max_overhead: See `shrink`.
         allow_rounding: See `shrink`.
+        open_size: Name of the dimension that stays open, or nothing.
+        others: Sizes of that to compare outputs at, too.
         tried: What there is to say of candidates that were run.
     """
 
@@ -311,6 +332,8 @@ class _Contest:
     model: ir.Model
     max_overhead: float
     allow_rounding: bool
+    open_size: str
+    others: Sequence[int]
     tried: list[str] = field(default_factory=list)
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
@@ -326,7 +349,9 @@ class _Contest:
                     break
                 candidate = left.pop(0)
                 try:
-                    made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands)
+                    made = with_loops(
+                        candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, self.open_size
+                    )
                 except NotInLoopsError as error:
                     self.tried.append(str(error))
                     continue
@@ -334,6 +359,7 @@ class _Contest:
                 save_model(made.clone(), file, limit=0)
                 with self._process(file, f"after{number}") as after:
                     why_not, ratio = self._compared(before, after, number)
+                    why_not = why_not or next(filter(None, (self._at(size, path, file) for size in self.others)), "")
                     if not why_not:
                         return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
                 self.tried.append(why_not)
@@ -343,14 +369,26 @@ class _Contest:
         why = dict.fromkeys(self.tried)
         raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
 
-    def _process(self, path: Path, name: str) -> MeasuredSession:
-        job = RunJob(str(path.absolute()), str(self.folder / "inputs.npz"), str(self.folder / f"{name}.npz"), False)
+    def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:
+        job = RunJob(
+            str(path.absolute()), str(self.folder / f"{inputs}.npz"), str(self.folder / f"{name}.npz"), planned=False
+        )
         return MeasuredSession(job, self.folder, name)
+
+    def _at(self, size: int, before: Path, after: Path) -> str:
+        """Why outputs at another size of the open dimension won't do, empty where they do."""
+        arrays = read_arrays(self.folder / "inputs.npz")
+        write_arrays(self.folder / "other.npz", {name: array[:size] for name, array in arrays.items()})
+        results = []
+        for name, path in (("other_before", before), ("other_after", after)):
+            with self._process(path, name, "other"):
+                results.append(read_arrays(self.folder / f"{name}.npz"))
+        return "" if self.allow_rounding or _same(*results) else f"outputs differ where {self.open_size} is {size}"
 
     def _compared(self, before: MeasuredSession, after: MeasuredSession, number: int) -> tuple[str, float | None]:
         """Why the second won't do, empty where it does; and the ratio of times where that is why."""
         want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
-        if not self.allow_rounding and any(want[name].tobytes() != got[name].tobytes() for name in want):
+        if not self.allow_rounding and not _same(want, got):
             return "outputs differ in their last bits", None
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
         if process_memory.is_measurable() and needs > WORTH * needed:
@@ -363,6 +401,10 @@ class _Contest:
         if ratio > 1 + self.max_overhead + NOISE:
             return f"a run takes {ratio:.2f} of the time", ratio
         return "", None
+
+
+def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return all(one[name].shape == other[name].shape and one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 def _footprint(measured: MeasuredSession) -> Footprint:

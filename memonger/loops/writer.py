@@ -31,17 +31,20 @@ class NotInLoopsError(PlanError):
     """A band that loops can't run: its slices differ in size, or aren't stretches of what they are slices of."""
 
 
-def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
+def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: str = "") -> ir.Model:
     """The model with its bands in loops.
 
     Args:
         model: With static shapes, in the order that the bands' steps count. Not changed.
         axes: How its nodes are cut, in that order.
         bands: Ascending and disjoint; the slices of each stage are of one size, and lie in those of the next stage.
+        open_size: The name of the first dimension of inputs and outputs, which may have any size when the model runs;
+            empty: the one that it has.
 
     Raises:
         NotInLoopsError: slices of a stage differ in size, or a value's axis has others before it, so that its slices
-            aren't stretches of it; or the model's operator set is older than `OLDEST_OPSET`.
+            aren't stretches of it; or the model's operator set is older than `OLDEST_OPSET`; or with any size, not all
+            that depends on it runs in one loop, of slices of one.
     """
     opset = model.graph.opset_imports.get("") or OLDEST_OPSET
     if opset < OLDEST_OPSET:
@@ -59,13 +62,26 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band]) -> ir.Model:
         writer.order += [*nodes[start:first], *(node for node in cut if node not in answers)]
         stages = [[node for node in nodes[one.begin : one.end] if node in answers] for one in band.stages]
         counts = [_equal_slices(one.slices) for one in band.stages]
-        writer.order += _BandInLoops(writer, axes.size, answers, stages, counts).nodes(len(stages) - 1, 1)
+        writer.order += _BandInLoops(writer, axes.size, answers, stages, counts, open_size).nodes(len(stages) - 1, 1)
         start = last
     writer.order += nodes[start:]
     copy.graph.extend(writer.order)
     _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
     writer.drop_unread()
+    if open_size:
+        _check_open(copy.graph)
+        for value in (*copy.graph.inputs, *copy.graph.outputs):
+            value.shape = ir.Shape([open_size, *(static_shape(value) or (0,))[1:]])
     return copy
+
+
+def _check_open(graph: ir.Graph) -> None:
+    """All that depends on an input has to run in a loop."""
+    given = set(graph.inputs)
+    for node in graph:
+        if not given.isdisjoint(node.inputs) and node.op_type not in ("Scan", "Reshape"):
+            raise NotInLoopsError(f"node '{node.name}' ({node.op_type}) runs in no loop, and depends on the open size.")
+        given.update(node.outputs if not given.isdisjoint(node.inputs) else ())
 
 
 def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
@@ -107,6 +123,7 @@ class _BandInLoops:
         answers: Its nodes that are cut, in order.
         stages: The same by stage.
         counts: Into how many slices each stage is cut.
+        open_size: See `with_loops`.
         axis_of: The axis of each value that is cut.
         dims_of: The shape of each that a loop surrounds, as the innermost of them sees it.
         reads: The inputs of each node that are cut.
@@ -117,6 +134,7 @@ class _BandInLoops:
     answers: Mapping[ir.Node, Slicing]
     stages: Sequence[Sequence[ir.Node]]
     counts: Sequence[int]
+    open_size: str
     axis_of: dict[ir.Value, int] = field(default_factory=dict)
     reads: dict[ir.Node, list[int]] = field(default_factory=dict)
 
@@ -161,6 +179,8 @@ class _BandInLoops:
     def _loop(self, body: list[ir.Node], count: int, around: int) -> list[ir.Node]:
         """A loop over the slices in one of the surrounding ones, and what makes its inputs and outputs."""
         own, runs = set(body), count // around
+        if self.open_size and (count != self.size or around > 1 or any(self.axis_of[v] for v in self._crossing(body))):
+            raise NotInLoopsError("a dimension of any size takes one loop, of slices of one.")
         made = {value for node in body for value in node.outputs}
         before, entries, inputs = list[ir.Node](), dict[ir.Value, ir.Value](), list[ir.Value]()
         for node in body:
@@ -199,6 +219,13 @@ class _BandInLoops:
         self.reads[scan] = []
         return [*before, scan, *behind]
 
+    def _crossing(self, body: Sequence[ir.Node]) -> list[ir.Value]:
+        """What a loop reads and writes in slices."""
+        own = set(body)
+        read = [v for node in body for i in self.reads.get(node, ()) if (v := node.inputs[i]) is not None]
+        made = [v for node in body for v in node.outputs if any(user not in own for user in v.consumers())]
+        return [value for value in (*read, *made) if value.producer() not in own or value in made]
+
     def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
         """A value's slices have to be stretches of it."""
         if math.prod(dims[: self.axis_of[value]]) != 1:
@@ -214,7 +241,7 @@ class _BandInLoops:
         if result is None:
             self._check(value, dims[1:])
             result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
-        shape = self.writer.integers(dims)
+        shape = self.writer.integers([-1, *dims[1:]] if self.open_size else dims)
         return ir.Node(
             "", "Reshape", [value, shape], outputs=[result], name=self.writer.fresh(f"{result.name}/Reshape")
         )
