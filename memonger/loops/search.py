@@ -150,7 +150,8 @@ class _Candidate:
 
 
 def shrink(
-    source: Source, *, batch: int | None = None, dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
+    source: Source, *, batch: int | None = None,
+    dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
     max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Shrunk:  # fmt: skip
@@ -197,8 +198,13 @@ def shrink(
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
     limit = max_overhead + (UNSURE if check else 0.0)
     found = sorted((c for c in found if c.seconds <= limit * c.axis.seconds), key=lambda c: (c.bytes, c.seconds))
+    if not found:
+        given = option("max_overhead", max_overhead)
+        raise PlanError(
+            f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
+        )
     if not check:
-        return _unchecked(found, job.source.name, max_overhead, open_size)
+        return _unchecked(found, job.source.name, open_size)
     with TemporaryDirectory() as folder:
         progress("compare")
         others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
@@ -229,7 +235,7 @@ def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
                 yield str(node.name)
 
 
-def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float, open_size: str) -> Shrunk:
+def _unchecked(found: Sequence[_Candidate], name: str, open_size: str) -> Shrunk:
     for candidate in found:
         try:
             made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, open_size)
@@ -237,8 +243,7 @@ def _unchecked(found: Sequence[_Candidate], name: str, max_overhead: float, open
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
         return Shrunk(made, candidate.loops, None, None, (said,))
-    given = option("max_overhead", max_overhead)
-    raise PlanError(f"{name} gains nothing in loops within {given}: a larger one may.")
+    raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
 
 
 def _why_not(model: ir.Model) -> str:
@@ -255,11 +260,10 @@ def _candidates(axis: _AxisGraph, cores: int, is_open: bool) -> Iterator[_Candid
     Of an open size slices of one.
     """
     size = axis.axes.size
-    if is_open:
-        if axis.number == 0 and size > 1:
-            yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, size)) for span in axis.ranges], cores)
+    if is_open and axis.number:
         return
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
+    counts = [count for count in counts if not is_open or count == size]
     for count in counts:
         yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges], cores)
     nodes = list(axis.lowered.model.graph)

@@ -52,8 +52,10 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
     copy = model.clone()
     nodes, writer, start, there = list(copy.graph), SliceWriter(copy), 0, set(inner_graphs(copy.graph))
     for node in nodes:  # of a constant a body's node wouldn't know that it is one
-        if node.op_type == "Identity" and node.inputs[0] is not None and node.inputs[0].is_initializer():
-            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        constant, result = node.inputs[0] if node.op_type == "Identity" else None, node.outputs[0]
+        if constant is not None and constant.const_value is not None and not result.is_graph_output():
+            ir.convenience.replace_all_uses_with(result, constant)
+            writer.read_no_more(result)
     copy.graph.remove(nodes)
     for band in bands:
         first, last = band.stages[0].begin, band.stages[-1].end
@@ -66,22 +68,37 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
         start = last
     writer.order += nodes[start:]
     copy.graph.extend(writer.order)
-    _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
     writer.drop_unread()
+    _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
     if open_size:
-        _check_open(copy.graph)
-        for value in (*copy.graph.inputs, *copy.graph.outputs):
-            value.shape = ir.Shape([open_size, *(static_shape(value) or (0,))[1:]])
+        _open(copy.graph, open_size)
     return copy
 
 
-def _check_open(graph: ir.Graph) -> None:
-    """All that depends on an input has to run in a loop."""
+_ANY_SIZE = frozenset(
+    (
+        "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
+        "Gemm", "GlobalAveragePool", "Identity", "LayerNormalization", "LogSoftmax", "MatMul", "MaxPool", "Mul", "Relu", "Scan",
+        "Sigmoid", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    )
+)  # fmt: skip
+"""Operators that are told no size, so that nodes outside loops take any; of ``Reshape`` it depends."""
+
+
+def _open(graph: ir.Graph, name: str) -> None:
+    """Let what depends on an input have any size."""
     given = set(graph.inputs)
     for node in graph:
-        if not given.isdisjoint(node.inputs) and node.op_type not in ("Scan", "Reshape"):
+        if given.isdisjoint(node.inputs):
+            continue
+        told = node.inputs[1].const_value if node.op_type == "Reshape" and node.inputs[1] is not None else None
+        if node.op_type not in _ANY_SIZE and (told is None or int(told.numpy().flat[0]) > 0):
             raise NotInLoopsError(f"node '{node.name}' ({node.op_type}) runs in no loop, and depends on the open size.")
-        given.update(node.outputs if not given.isdisjoint(node.inputs) else ())
+        given.update(node.outputs)
+        for value in node.outputs:
+            value.shape = None if not value.is_graph_output() else value.shape
+    for value in (*graph.inputs, *graph.outputs):
+        value.shape = ir.Shape([name, *(static_shape(value) or (0,))[1:]])
 
 
 def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
@@ -92,18 +109,36 @@ def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
     """
     main = writer.model.graph
     for body in bodies:
-        copies = dict[ir.Value, ir.Value]()
+        copies, inside = dict[ir.Value, ir.Value](), set(body)
         for node in body:
             for index, value in enumerate(node.inputs):
-                if value is None or value.const_value is None or value.graph is not main or value.is_graph_input():
+                if value is None or value.const_value is None or value.is_graph_input():
+                    continue
+                if value not in copies and value.graph is not main:
                     continue
                 if value not in copies:
-                    name = writer.fresh(str(value.name))
+                    is_alone = all(use.node in inside for use in value.uses())
+                    name = str(value.name) if is_alone else writer.fresh(str(value.name))
                     own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+                    if is_alone:
+                        del main.initializers[name]
+                    else:
+                        own.const_value = _named(value.const_value, name)
                     body.register_initializer(own)
                     copies[value] = own
                 node.replace_input_with(index, copies[value])
-                writer.read_no_more(value)
+
+
+def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """The same numbers under another name; those of a file aren't read."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+    named = type(tensor)(
+        tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=name,
+        base_dir=tensor.base_dir,
+    )  # fmt: skip
+    named.meta.update(tensor.meta)
+    return named
 
 
 def _equal_slices(bounds: Sequence[int]) -> int:
