@@ -78,8 +78,8 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
 _ANY_SIZE = frozenset(
     (
         "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
-        "Gemm", "GlobalAveragePool", "Identity", "LayerNormalization", "LogSoftmax", "MatMul", "MaxPool", "Mul", "Relu", "Scan",
-        "Sigmoid", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+        "Gemm", "GlobalAveragePool", "Identity", "LayerNormalization", "LogSoftmax", "MatMul", "MaxPool", "Mul", "Relu",
+        "Scan", "Sigmoid", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
     )
 )  # fmt: skip
 """Operators that are told no size, so that nodes outside loops take any; of ``Reshape`` it depends."""
@@ -202,8 +202,11 @@ class _BandInLoops:
             node.attributes.clear()
             node.resize_inputs(len(inputs))
         for index, read in enumerate(inputs):
-            if read is not node.inputs[index]:
+            old = node.inputs[index]
+            if read is not old:
                 node.replace_input_with(index, read)
+                if old is not None:
+                    self.writer.read_no_more(old)
 
     def _scaled(self, value: ir.Value, times: int, parts: int) -> list[int]:
         """The shape of a value with so many times the elements along its axis, and of that one part of so many."""
