@@ -5,9 +5,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from memonger.cli.measure import MeasuredSession, RunJob, take_turns
 from memonger.cli.measure_steps import MeasuredTrainer, StepsJob
-from memonger.cli.worker import Worker
+from memonger.runtime.measure import MeasuredSession, RunJob, take_turns
+from memonger.runtime.worker import Worker
 
 
 @contextmanager

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from memonger.graph.collectives import Buckets
     from memonger.graph.liveness import Sharing
     from memonger.ir.model import Model
+    from memonger.loops.search import shrink
     from memonger.model.load import load
     from memonger.model.lora import add_lora, merge_lora
     from memonger.options import Options
@@ -69,7 +70,7 @@ __all__ = [
     "RuntimeUnavailableError", "Schedule", "Session", "SessionError", "ShapeError", "Sharing", "SoftmaxCrossEntropy",
     "TrainingSession", "TripletMarginLoss", "VerificationError", "add_lora", "count_memory", "differentiate", "draw",
     "fit", "from_torch", "get_cost", "load", "make_mirror_plan", "merge_lora", "pack", "pareto", "plan_all",
-    "search_plan", "separate_parameters", "to_mixed_precision", "to_training_mode", "unplan",
+    "search_plan", "separate_parameters", "shrink", "to_mixed_precision", "to_training_mode", "unplan",
 ]  # fmt: skip
 
 _LAZY = {
@@ -95,6 +96,7 @@ _LAZY = {
     "memonger.model.load": ("load",),
     "memonger.model.lora": ("add_lora", "merge_lora"),
     "memonger.ir.model": ("Model",),
+    "memonger.loops.search": ("shrink",),
     "memonger.plan": ("GraphPlan", "Plan"),
     "memonger.planner.fit": ("Fit", "fit"),
     "memonger.options": ("Options",),

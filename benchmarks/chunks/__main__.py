@@ -29,8 +29,8 @@ from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, progres
 from benchmarks.networks import DEFAULT, NETWORKS, write
 from benchmarks.turns import contest, race
 from memonger.cli.differences import difference
-from memonger.cli.measure import RunJob
-from memonger.cli.worker import WorkerError, reason
+from memonger.runtime.measure import RunJob
+from memonger.runtime.worker import WorkerError, reason
 
 BATCHES, THREADS = (16, 1, 4, 64), (2, 1)
 QUICK = ("mobilenet_v2", "vit", "t5_encoder")

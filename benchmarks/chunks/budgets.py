@@ -12,9 +12,9 @@ from benchmarks.machine import MIB, Record, Table, progress, stamp
 from benchmarks.networks import write
 from benchmarks.turns import race, session_of
 from memonger.cli.differences import difference
-from memonger.cli.measure import MeasuredSession, RunJob, read_arrays
 from memonger.cli.measure_steps import MeasuredTrainer, StepsJob
-from memonger.cli.worker import WorkerError, reason
+from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays
+from memonger.runtime.worker import WorkerError, reason
 
 LAYERS = 2
 NAMES, BATCHES = ("gpt2_step", "gpt2", "gpt2_scores"), (1, 4)

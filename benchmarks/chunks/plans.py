@@ -1,7 +1,7 @@
 """Plans with chunks and without, made in a process of their own: ``python -m benchmarks.chunks.plans``.
 
-It answers each request, a `Wish` in JSON, with the plan's figures (see `memonger.cli.worker`). So memory that planning
-leaves behind disturbs no measurement, and what ends the process is the row's reason to fail.
+It answers each request, a `Wish` in JSON, with the plan's figures (see `memonger.runtime.worker`). So memory that
+planning leaves behind disturbs no measurement, and what ends the process is the row's reason to fail.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ import memonger
 import models
 from benchmarks.networks import random_inputs
 from memonger.cli.compare import symbolic_sizes
-from memonger.cli.worker import Worker, reason, serve
 from memonger.devices import CPU
 from memonger.errors import BudgetError
 from memonger.graph.costs import flops
@@ -27,6 +26,7 @@ from memonger.options import Options
 from memonger.planner.search_plan import Job, finish, in_chunks, prepare, solve
 from memonger.runtime import ort
 from memonger.runtime.feeds import inputs_of
+from memonger.runtime.worker import Worker, reason, serve
 
 
 @dataclass(frozen=True, slots=True)

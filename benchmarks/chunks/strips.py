@@ -11,7 +11,7 @@ import models
 from benchmarks.chunks.budgets import Race
 from benchmarks.chunks.plans import Planner, Wish
 from benchmarks.machine import MIB, Record, Table, progress, stamp
-from memonger.cli.worker import WorkerError
+from memonger.runtime.worker import WorkerError
 
 NETWORKS = ("mobilenet_v2", "resnet50", "densenet121", "googlenet", "unet")
 PIXELS = (224, 512)

@@ -18,7 +18,7 @@ import click
 
 from benchmarks.gpu_day import record, report
 from benchmarks.gpu_day.stages import BY_KEY, STAGES, Settings, Stage
-from memonger.cli.worker import Worker, WorkerError
+from memonger.runtime.worker import Worker, WorkerError
 
 HERE = Path(__file__).parent
 TEN_MINUTES = 600.0

@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.gpu_day.stages import Settings
 from benchmarks.machine import accelerator, machine
 from benchmarks.training.side_by_side.devices import used_bytes
-from memonger.cli.worker import Worker, WorkerError
 from memonger.devices import parse_device
+from memonger.runtime.worker import Worker, WorkerError
 from memonger.units import format_size
 from tests.support.cuda import ON_STAND_IN
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.gpu_day.stages import Settings
 from benchmarks.training.side_by_side.job import load_cuda_libraries
-from memonger.cli.worker import reason, serve
+from memonger.runtime.worker import reason, serve
 
 
 def main() -> None:

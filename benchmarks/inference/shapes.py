@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks.inference.shape_networks import DEEP, LARGER, NETWORKS, Network
 from benchmarks.machine import MIB, Table, keep, pyplot, stamp
-from memonger.cli.worker import Worker, say, serve
+from memonger.runtime.worker import Worker, say, serve
 
 WAYS = ("stock", "memonger", "no arena", "shrink", "per shape")
 FULL = ("stock", "memonger")  # those that run all the shapes

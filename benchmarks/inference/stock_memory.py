@@ -15,9 +15,9 @@ import numpy as np
 import memonger
 import models
 from benchmarks.machine import MIB, Table, chosen, keep, stamp
-from memonger.cli.measure import MeasuredSession, RunJob
 from memonger.ir.save import save_model
 from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.measure import MeasuredSession, RunJob
 from models.torch_exports import EXPORTS, export
 from tests.support.networks import LIGHT, light
 

@@ -19,9 +19,9 @@ import memonger
 import models
 from benchmarks.machine import MIB, Table, chosen, keep, stamp
 from memonger.cli import measure_steps
-from memonger.cli.measure import MeasuredSession, RunJob
 from memonger.cli.measure_steps import MeasuredTrainer
 from memonger.runtime import feeds as feeding
+from memonger.runtime.measure import MeasuredSession, RunJob
 from memonger.runtime.trainer import Trainer
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -24,8 +24,8 @@ import onnx
 import memonger
 import memonger.feeding
 from benchmarks.machine import MIB, Table, keep, stamp
-from memonger.cli.worker import Worker, say
 from memonger.runtime import process_memory
+from memonger.runtime.worker import Worker, say
 
 COLUMNS = Table(
     "case<46", "limit MiB>10.2f", "stay>6d", "said MiB>10.2f", "held MiB>10.2f", "process MiB>13.2f", "epochs>8d",

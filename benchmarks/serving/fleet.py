@@ -34,9 +34,9 @@ import memonger
 import models
 from benchmarks.machine import MIB, Table, keep, stamp
 from benchmarks.turns import answers, contestants
-from memonger.cli.worker import Worker, say, serve
 from memonger.runtime import process_memory
 from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.worker import Worker, say, serve
 from models.streams import STREAM
 
 MODULE = "benchmarks.serving.fleet"

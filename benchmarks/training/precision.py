@@ -22,9 +22,9 @@ import onnx
 import memonger
 import models
 from benchmarks.machine import MIB, ROOT, Table, keep, stamp
-from memonger.cli.measure import take_turns
 from memonger.cli.measure_steps import MeasuredTrainer, StepsJob
 from memonger.cli.train import random_batch
+from memonger.runtime.measure import take_turns
 
 TABLES = ("memory", "training", "time")
 PRECISIONS = (None, "float16", "bfloat16")

@@ -12,7 +12,6 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
@@ -28,6 +27,7 @@ from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
+from memonger.runtime.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
 from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import program_of
 from memonger.runtime.ranged import RangedProgram

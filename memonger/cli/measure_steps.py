@@ -2,7 +2,7 @@
 
 A plan's steps in a `memonger.TrainingSession`, or those of a training model on stock onnxruntime, driven as one would
 by hand: what an update gives is the next step's input. The first answer says what the first steps took; then more are
-asked for (see `memonger.cli.worker`), and last that outputs and state be written.
+asked for (see `memonger.runtime.worker`), and last that outputs and state be written.
 """
 
 import json
@@ -16,18 +16,17 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli import measure
-from memonger.cli.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
-from memonger.cli.worker import say, serve
 from memonger.devices import Cuda, parse_device
 from memonger.errors import MemongerError, SessionError
 from memonger.ir import training_roles
 from memonger.ir.values import static_shape
 from memonger.model.load import load_as_is
 from memonger.runtime import feeds as feeding
-from memonger.runtime import ort, process_memory
+from memonger.runtime import measure, ort, process_memory
+from memonger.runtime.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
 from memonger.runtime.program import without_defaults
 from memonger.runtime.trainer import TYPES, Trainer
+from memonger.runtime.worker import say, serve
 
 STATE = "state: "
 """Begins the names of what persists in the file of outputs."""

@@ -192,6 +192,11 @@ MOST_EXTRA_TIME = (
                  help="Most extra time that --chunks auto may take without a budget, as a fraction."),
     click.option("--allow-rounding", is_flag=True, help="Chunks whose results differ in their last bits, too."),
 )  # fmt: skip
+EXTRA_TIME_OF_LOOPS = (
+    click.option("--max-overhead", type=Number(0), default=0.05, metavar="X", show_default=True,
+                 help="Most extra time that a run may take, as a fraction."),
+    click.option("--allow-rounding", is_flag=True, help="Outputs may differ in their last bits."),
+)  # fmt: skip
 CHUNKS = (
     click.option("--chunks", default="auto", metavar="N", show_default=True, shell_complete=completes("auto", "off"),
                  help="Inference on the CPU: run on slices, one after the other. auto, off, a number of slices of the "
@@ -269,7 +274,7 @@ TARGETS = ("onnxruntime", "triton", "triton-python", "kserve", "ray", "bentoml",
 """The names in `memonger.serving.TARGETS`."""
 
 COMMANDS = {
-    "Plan": ("plan", "pareto", "fit", "plan-all", "differentiate"),
+    "Plan": ("plan", "shrink", "pareto", "fit", "plan-all", "differentiate"),
     "Look": ("inspect", "report", "draw", "diff", "verify", "unplan"),
     "Run and serve": ("run", "export"),
 }
@@ -292,7 +297,7 @@ _OPTIONS = {
     ),
     "Output": (
         "output", "weights", "target", "annotated", "outputs", "report", "force", "details", "layers",
-        "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned",
+        "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "no_check",
         "as_json", "quiet",
     ),
 }  # fmt: skip

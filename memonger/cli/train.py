@@ -9,7 +9,6 @@ import numpy as np
 
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
-from memonger.cli.measure import Measured, read_arrays, take_turns, write_arrays
 from memonger.cli.measure_steps import STATE, MeasuredTrainer, StepsJob
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
@@ -17,6 +16,7 @@ from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
+from memonger.runtime.measure import Measured, read_arrays, take_turns, write_arrays
 from memonger.runtime.session import device_of
 from memonger.runtime.trainer import check_labels
 from memonger.units import format_size

@@ -9,12 +9,12 @@ import numpy as np
 
 from memonger.cli import first_difference, noise
 from memonger.cli.differences import Difference, Tolerance, difference
-from memonger.cli.measure import Measured
 from memonger.cli.settings import Settings
 from memonger.devices import Device
 from memonger.lowering.device_form import LEVELS
 from memonger.plan import Plan
 from memonger.runtime.feeds import Feeds
+from memonger.runtime.measure import Measured
 
 
 class Ran(NamedTuple):

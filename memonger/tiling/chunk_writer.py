@@ -105,6 +105,10 @@ class SliceWriter:
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)
 
+    def read_no_more(self, value: ir.Value) -> None:
+        """A node that read a value doesn't any more: it goes with the rest in `drop_unread`, if nobody does."""
+        self._read[value] = None
+
     def drop_unread(self) -> None:
         """Remove the constants of which only slices are read, and nodes that nothing reads any more: of told shapes."""
         waiting = list(self._read)

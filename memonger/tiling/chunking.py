@@ -358,6 +358,11 @@ class ChunkSearch:
             self._priced[key] = Candidate(*priced, lambda: _tried(job, axis, bands).within(job.outer))
         return self._priced[key]
 
+    def axes_without(self, refused: Mapping[str, str]) -> list["_AxisGraph"]:
+        """The axes of the inputs along which something can be cut, where nodes of these names stay whole."""
+        self._refused = dict(refused)
+        return self._of_inputs()
+
     def _of_inputs(self) -> list["_AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)

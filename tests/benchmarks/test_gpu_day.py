@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import models
 from benchmarks.gpu_day import __main__ as program
 from benchmarks.gpu_day import bundle, join, record, report, slices, stages
-from memonger.cli.worker import Worker
+from memonger.runtime.worker import Worker
 from tests.facts.checks import CHECKS
 
 ABOUT = {

@@ -21,7 +21,7 @@ from benchmarks.training.side_by_side import contestants, cores, devices, networ
 from benchmarks.training.side_by_side.search import TOLERANCE, TRIES, largest_batch  # noqa: E402
 from benchmarks.training.side_by_side.table import table  # noqa: E402
 from benchmarks.training.side_by_side.turns import Clock, OutOfTime  # noqa: E402
-from memonger.cli.worker import Worker  # noqa: E402
+from memonger.runtime.worker import Worker  # noqa: E402
 from models import torch_networks  # noqa: E402
 
 PUBLISHED = {

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 import memonger
 from memonger.cli import commands, first_difference, noise
 from memonger.cli.differences import Tolerance, difference
-from memonger.cli.measure import latency
 from memonger.devices import CPU
 from memonger.ir.save import save_model
 from memonger.report.runs import format_seconds
+from memonger.runtime.measure import latency
 from tests.support.planning_models import chain
 from tests.support.stock import normal, parse
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from memonger.cli.worker import Worker, WorkerError, reason
+from memonger.runtime.worker import Worker, WorkerError, reason
 
 TIMED = """
-from memonger.cli import worker
+from memonger.runtime import worker
 print("a line of a compiler's")
 worker.say({"ready": True})
 worker.serve_times(lambda: None)

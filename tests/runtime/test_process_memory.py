@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.cli.measure import Measured, MeasuredSession, RunJob, take_turns
 from memonger.runtime import process_memory
+from memonger.runtime.measure import Measured, MeasuredSession, RunJob, take_turns
 from tests.support import networks
 
 MIB = 1 << 20

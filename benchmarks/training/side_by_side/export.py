@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.training.side_by_side import networks
-from memonger.cli.worker import reason, say
+from memonger.runtime.worker import reason, say
 from models.torch_exports import export_module
 from models.torch_networks import initialized
 

@@ -17,7 +17,7 @@ from benchmarks.training.side_by_side.results import Result, Row
 from benchmarks.training.side_by_side.rows import Course, entry, prepared
 from benchmarks.training.side_by_side.search import TRIES, largest_batch
 from benchmarks.training.side_by_side.turns import Entry, Settings, compete, started
-from memonger.cli.worker import WorkerError
+from memonger.runtime.worker import WorkerError
 
 RUNS = 8  # of PyTorch at most, before the one that is shown
 

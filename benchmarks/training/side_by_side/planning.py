@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.training.side_by_side.job import MOMENTUM, RATE, load_cuda_libraries
-from memonger.cli.worker import reason, serve
+from memonger.runtime.worker import reason, serve
 
 if TYPE_CHECKING:
     from memonger import Plan

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 
 from benchmarks.training.side_by_side.job import load_cuda_libraries
-from memonger.cli.worker import reason, say
+from memonger.runtime.worker import reason, say
 
 
 def missing(device: str, torch: bool = True) -> list[str]:

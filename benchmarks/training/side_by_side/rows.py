@@ -16,7 +16,7 @@ from benchmarks.training.side_by_side.job import Job
 from benchmarks.training.side_by_side.planning import Figures, Wish
 from benchmarks.training.side_by_side.results import Result, Row
 from benchmarks.training.side_by_side.turns import Entry, Settings, compete
-from memonger.cli.worker import Worker, WorkerError
+from memonger.runtime.worker import Worker, WorkerError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from benchmarks.training.side_by_side import cores
 from benchmarks.training.side_by_side.devices import Device, Watch
 from benchmarks.training.side_by_side.job import KEEP_MEMORY, Job
 from benchmarks.training.side_by_side.results import Result
-from memonger.cli.worker import Worker, WorkerError
+from memonger.runtime.worker import Worker, WorkerError
 
 WORKER = "benchmarks.training.side_by_side.worker"
 

@@ -1,7 +1,7 @@
 """One contestant in a process of its own: ``python -m benchmarks.training.side_by_side.worker JOB.json``.
 
 Its first answer is what it took until it was ready, then it takes as many steps as it is asked for (see
-`memonger.cli.worker`). What fails is said in a line, too.
+`memonger.runtime.worker`). What fails is said in a line, too.
 """
 
 import gc
@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.training.side_by_side import networks
 from benchmarks.training.side_by_side.job import STEPS, WARM, Job, load_cuda_libraries
-from memonger.cli.worker import reason, say, serve_times
+from memonger.runtime.worker import reason, say, serve_times
 
 
 class Runner(Protocol):

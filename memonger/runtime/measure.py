@@ -1,6 +1,6 @@
-"""One session in a process of its own, measured: ``python -m memonger.cli.measure JOB.json``.
+"""One session in a process of its own, measured: ``python -m memonger.runtime.measure JOB.json``.
 
-The first answer says what loading and running took, then rounds of runs are asked for (see `memonger.cli.worker`).
+The first answer says what loading and running took, then rounds of runs are asked for (see `memonger.runtime.worker`).
 Sessions that are compared take turns, so that a machine that slows down slows all of them.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from memonger.cli.worker import Worker, WorkerError, say, serve_times
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import MemongerError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.session import Session
+from memonger.runtime.worker import Worker, WorkerError, say, serve_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class MeasuredSession(Worker):
         SessionError: the process failed; its reason is in the message.
     """
 
-    def __init__(self, job: Any, folder: Path, name: str, *, module: str = "memonger.cli.measure") -> None:
+    def __init__(self, job: Any, folder: Path, name: str, *, module: str = "memonger.runtime.measure") -> None:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(asdict(job)))
         super().__init__(module, [str(path)], folder / f"{name}.err")

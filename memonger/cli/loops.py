@@ -1,0 +1,51 @@
+"""The command that writes a smaller plain model: ``shrink``."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar
+from memonger.loops.search import Loop, Shrunk
+from memonger.loops.search import shrink as shrunk
+from memonger.units import format_size
+
+
+def shrink(model: Path, output: Path, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Write a model in loops, and print what it takes."""
+    with progress_bar(quiet, f"Shrinking {model.name}") as tell:
+        made = shrunk(model, check=not no_check, progress=tell, **flags)
+    made.save(output)
+    print_notes(made.notes)
+    if as_json:
+        record = {"model": str(model), "output": str(output), "loops": [asdict(loop) for loop in made.loops]}
+        footprints = {name: one and asdict(one) for name, one in (("before", made.before), ("after", made.after))}
+        print_json(record | footprints | {"notes": list(made.notes)})
+        return
+    console = Screen()
+    print_lines(console, [*_footprint(made, bool(flags["allow_rounding"])), _loops(made.loops)])
+    console.print(
+        f"Wrote {output}, and its weights beside it ({output.name}.*.data). Any onnxruntime runs it.", soft_wrap=True
+    )
+
+
+def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:
+    before, after = made.before, made.after
+    if before is None or after is None:
+        return []
+    outputs = "outputs that may differ in their last bits" if allow_rounding else "the same outputs bit for bit"
+    took = f"{after.seconds / before.seconds:.2f} of the time, with {outputs}"
+    if before.run_bytes is None or after.run_bytes is None:
+        return [f"In stock onnxruntime a run takes {took}."]
+    less = 1 - after.run_bytes / max(1, before.run_bytes)
+    lines = [
+        f"In stock onnxruntime a run takes {format_size(after.run_bytes)} beside the loaded model, "
+        f"{format_size(before.run_bytes)} before: {less:.0%} less, in {took}."
+    ]
+    if before.loaded_bytes is not None and after.loaded_bytes is not None:
+        lines.append(f"Loaded it takes {format_size(after.loaded_bytes)}, {format_size(before.loaded_bytes)} before.")
+    return lines
+
+
+def _loops(loops: tuple[Loop, ...]) -> str:
+    parts = [f"{loop.nodes} nodes in {loop.slices} slices" for loop in loops]
+    return f"In loops run {', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]}."

@@ -1,0 +1,415 @@
+"""Which nodes of a model run in loops, and on how many slices: candidates by estimate, of which runs decide.
+
+An estimate says what each candidate needs and how much longer it takes (`memonger.tiling.chunk_times`). Then the file
+is written, and stock onnxruntime runs it with its default options in a process of its own, taking turns with another
+that runs the model as it was: the same outputs bit for bit, no longer than is allowed, in less memory; or the next
+candidate.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.marks import before_chunks, chunk_of
+from memonger.ir.operators import operator_name
+from memonger.ir.save import save_model
+from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.model.load import Source, load_as_is
+from memonger.options import Options
+from memonger.planner import search_plan as planner
+from memonger.runtime import feeds as feeding
+from memonger.runtime import process_memory
+from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.tiling.axes import Axes
+from memonger.tiling.chunk_stages import StepSpan
+from memonger.tiling.chunk_times import cores_of
+from memonger.tiling.chunking import _AxisGraph, search_of
+from memonger.tiling.chunks import Band, SliceStage, chunked
+from memonger.tiling.cutting import Slicing
+from memonger.tiling.slice_check import EXACT, SliceCheck
+from memonger.words import option
+
+MOST_SLICES = 64
+"""Finer slices leave kernels too little to do."""
+
+ITERATION_SECONDS = 3e-5
+"""What a loop does around the nodes of its body, each time."""
+
+PLACES = 8
+"""A loop may end at so many steps of a range, those before which fewest bytes cross."""
+
+TRIED = 8
+"""Candidates that are written and run."""
+
+UNSURE = 0.15
+"""Candidates that are estimated to take so much more of the time than is allowed are run, too."""
+
+WORTH = 0.9
+"""What takes more than so much of the memory of a run isn't worth another file."""
+
+TURNS, TURN_SECONDS = 4, 0.3
+"""Turns of each process, and about how long one takes."""
+
+NOISE = 0.03
+"""How much longer runs may seem to take than they are allowed to: what equal runs differ by."""
+
+ROUNDED = "gives other last bits on slices than on whole values"
+
+_FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
+_HEAVY = frozenset(
+    (
+        *_FUSED, "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Flatten", "Reshape", "Transpose",
+        "Concat", "ReduceMean", "LayerNormalization", "LSTM", "GRU", "RNN", "Resize", "DepthToSpace", "Split",
+    )
+) - {"BatchNormalization"}  # fmt: skip
+"""Operators that onnxruntime doesn't fuse into what computes their input, as it does activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model takes in stock onnxruntime with its default options, measured in a process of its own.
+
+    Attributes:
+        loaded_bytes: Of the process's own memory, once loaded; None where the system doesn't say.
+        run_bytes: The most of a run beyond that, outputs included; likewise.
+        seconds: The fastest run.
+    """
+
+    loaded_bytes: int | None
+    run_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Nodes that run in a loop.
+
+    Attributes:
+        first: Name of the first node.
+        last: Name of the last.
+        nodes: How many.
+        slices: In how many slices, of all the surrounding loops together.
+    """
+
+    first: str
+    last: str
+    nodes: int
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A model in loops.
+
+    Attributes:
+        model: The model, in standard operators.
+        loops: What runs in them, in order; a loop with fewer slices surrounds those before it of the same band.
+        before: What the model takes as it was; None where nothing was measured.
+        after: What it takes now.
+        notes: What there is to say of it.
+    """
+
+    model: ir.Model
+    loops: tuple[Loop, ...]
+    before: Footprint | None
+    after: Footprint | None
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, and beside it a data file where weights are large. Whole or not at all.
+
+        Raises:
+            PlanFileError: it can't be written.
+        """
+        save_model(self.model.clone(), Path(path), limit=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    axis: _AxisGraph
+    bands: tuple[Band, ...]
+    bytes: float
+    seconds: float
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """What runs in loops."""
+        nodes, stages = list(self.axis.lowered.model.graph), [one for band in self.bands for one in band.stages]
+        steps = [[n for n in range(s.begin, s.end) if isinstance(self.axis.axes.nodes[n], Slicing)] for s in stages]
+        return tuple(
+            Loop(str(nodes[own[0]].name), str(nodes[own[-1]].name), len(own), len(stage.slices) - 1)
+            for stage, own in zip(stages, steps, strict=True)
+            if own
+        )
+
+
+def shrink(
+    source: Source, *, batch: int | None = None,
+    dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
+    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Shrunk:  # fmt: skip
+    """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
+
+    Nodes that are independent along an axis of their values, the batch or a transformer's tokens, run in a loop on one
+    slice after the other, so that only slices of their values exist at a time.
+
+    Args:
+        source: What `memonger.load` takes.
+        batch: Size of the inputs' open first dimension; None: 1.
+        dims: Sizes of other open dimensions, by name. One of them may be a range of sizes, as ``(1, 16)``, if it is the
+            first of the inputs: it stays open in the file.
+        max_overhead: The most extra time of a run, as a fraction, by measurement.
+        check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
+        allow_rounding: Whether outputs may differ in their last bits.
+        progress: Called with the name of each stage of the work.
+
+    Raises:
+        LoadError: the model can't be read or its shapes can't be made static.
+        PlanError: nothing is gained: no node can run in a loop (the message names one and says why), or none that can
+            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open.
+        RuntimeUnavailableError: onnxruntime isn't there to check with.
+    """
+    asked = Options(batch=batch, dims=dims, max_overhead=max_overhead, allow_rounding=allow_rounding)
+    ranges = asked.ranges
+    if len(ranges) > 1:
+        raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
+    options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
+    job = planner.prepare(source, options)
+    progress("search")
+    search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
+    axes, cores = search.axes_without({}), cores_of(0)
+    if check and not allow_rounding:
+        sliced = SliceCheck(0, job.lowered.spent)
+        axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
+    if not axes:
+        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
+    whole = float(search.job.plain.arena_bytes)
+    open_size = next(iter(ranges), "")
+    found = [each for axis in axes for each in _candidates(axis, cores, bool(ranges))]
+    found = [each for each in found if each.bytes <= WORTH * whole]
+    if not found:
+        raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
+    limit = max_overhead + (UNSURE if check else 0.0)
+    found = sorted((c for c in found if c.seconds <= limit * c.axis.seconds), key=lambda c: (c.bytes, c.seconds))
+    if not found:
+        given = option("max_overhead", max_overhead)
+        raise PlanError(
+            f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
+        )
+    if not check:
+        return _unchecked(found, job.source.name, open_size)
+    with TemporaryDirectory() as folder:
+        progress("compare")
+        others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
+        contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
+        return contest.winner(found)
+
+
+def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
+    """Names of nodes that give other last bits on the finest slices than whole, each run alone.
+
+    Of convolutions that is known: their algorithm doesn't depend on the batch.
+    """
+    count = max(n for n in range(1, min(axis.axes.size, MOST_SLICES) + 1) if axis.axes.size % n == 0)
+    if not axis.ranges or count == 1:
+        return
+    model = axis.lowered.model
+    made = chunked(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
+    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+    for node in made.graph:
+        chunk = chunk_of(node)
+        if chunk is not None:
+            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+    for node, how in zip(model.graph, axis.axes.nodes, strict=True):
+        own = copies.get(str(node.name), ())
+        if isinstance(how, Slicing) and own and operator_name(node) not in EXACT | {"Conv"}:
+            seen = check.see((model, node), how, made, own, axis.axes.size)
+            if seen.difference:
+                yield str(node.name)
+
+
+def _unchecked(found: Sequence[_Candidate], name: str, open_size: str) -> Shrunk:
+    for candidate in found:
+        try:
+            made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, open_size)
+        except NotInLoopsError:
+            continue
+        said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
+        return Shrunk(made, candidate.loops, None, None, (said,))
+    raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
+
+
+def _why_not(model: ir.Model) -> str:
+    """Why no node can be cut along an axis of an input."""
+    sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
+    if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):
+        return f"its batch is one; give it the size that it is to run with ({option('batch', 16)})"
+    return "no node that reads an input can run on slices of it"
+
+
+def _candidates(axis: _AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
+    """All that can run in so many slices, and of each range two loops, the inner one finer.
+
+    Of an open size slices of one.
+    """
+    size = axis.axes.size
+    if is_open and axis.number:
+        return
+    counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
+    counts = [count for count in counts if not is_open or count == size]
+    for count in counts:
+        yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges], cores)
+    nodes = list(axis.lowered.model.graph)
+    for number, span in enumerate(axis.ranges):
+        for place, fine in itertools.product(_places(nodes, span), counts):
+            for coarse in [1, *(count for count in counts if count < fine and fine % count == 0)]:
+                stages = [(span.begin, place, fine), *([(place, span.end, coarse)] if coarse > 1 else [])]
+                others = [_band(axis.axes, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
+                bands = sorted([*others, _band(axis.axes, *stages)], key=lambda band: band.stages[0].begin)
+                yield _candidate(axis, bands, cores)
+
+
+def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
+    return Band(
+        axes.values,
+        tuple(SliceStage(a, b, tuple(axes.size * n // count for n in range(count + 1))) for a, b, count in stages),
+    )
+
+
+def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
+    """Steps before which a loop may end: where fewest bytes cross of those that no fusion crosses."""
+    step_of, clean = {node: step for step, node in enumerate(nodes)}, np.ones(len(nodes) + 1, bool)
+    for step in range(span.begin, span.end):
+        node = nodes[step]
+        for user in (user for value in node.outputs for user in value.consumers()):
+            is_fused = user.op_type not in _HEAVY and not (user.op_type == "Add" and node.op_type not in _FUSED)
+            if is_fused and user in step_of:
+                clean[step + 1 : step_of[user] + 1] = False
+    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
+    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
+    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
+
+
+def _candidate(axis: _AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
+    """With what it is estimated to need, and how much longer to take."""
+    alive, seconds = np.array(axis.alive, float), 0.0
+    spans = {span.begin: span for span in axis.ranges}
+    for band in bands:
+        span, end = spans[band.stages[0].begin], band.stages[-1].end
+        coarse = len(band.stages[-1].slices) - 1
+        for stage in band.stages:
+            count = len(stage.slices) - 1
+            crossing = span.crossing[stage.end - span.begin] if stage.end < end else 0.0
+            seconds += count * ITERATION_SECONDS
+            for step in range(stage.begin, stage.end):
+                alive[step] = span.needed(step, end, count, crossing / coarse)
+                if isinstance(axis.axes.nodes[step], Slicing):
+                    work, near = axis.works[step], axis.near[step]
+                    seconds += work.seconds(cores, near / count, count) - work.seconds(cores, near)
+    return _Candidate(axis, tuple(bands), float(alive.max(initial=0.0)), seconds)
+
+
+@dataclass(slots=True)
+class _Contest:
+    """A model as it was, in a process of its own, against candidates.
+
+    Attributes:
+        folder: For files that pass between processes.
+        source: The model as it was.
+        model: The same, loaded.
+        max_overhead: See `shrink`.
+        allow_rounding: See `shrink`.
+        open_size: Name of the dimension that stays open, or nothing.
+        others: Sizes of that to compare outputs at, too.
+        tried: What there is to say of candidates that were run.
+    """
+
+    folder: Path
+    source: Source
+    model: ir.Model
+    max_overhead: float
+    allow_rounding: bool
+    open_size: str
+    others: Sequence[int]
+    tried: list[str] = field(default_factory=list)
+
+    def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
+        """The first of the candidates that gives the same outputs in less memory and in the time that is allowed."""
+        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(feeding.inputs_of(self.model.graph)))
+        path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
+        if not path.exists():
+            save_model(load_as_is(self.source).ir, path)
+        left = list(candidates)
+        with self._process(path, "before") as before:
+            for number in range(TRIED):
+                if not left:
+                    break
+                candidate = left.pop(0)
+                try:
+                    made = with_loops(
+                        candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, self.open_size
+                    )
+                except NotInLoopsError as error:
+                    self.tried.append(str(error))
+                    continue
+                file = self.folder / f"{number}.onnx"
+                save_model(made.clone(), file, limit=0)
+                with self._process(file, f"after{number}") as after:
+                    why_not, ratio = self._compared(before, after, number)
+                    why_not = why_not or next(filter(None, (self._at(size, path, file) for size in self.others)), "")
+                    if not why_not:
+                        return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
+                self.tried.append(why_not)
+                if ratio is not None:  # it was too slow: what is estimated to be faster comes next
+                    faster = candidate.seconds - 0.01 * candidate.axis.seconds
+                    left = [other for other in left if other.seconds <= faster]
+        why = dict.fromkeys(self.tried)
+        raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
+
+    def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:
+        job = RunJob(
+            str(path.absolute()), str(self.folder / f"{inputs}.npz"), str(self.folder / f"{name}.npz"), planned=False
+        )
+        return MeasuredSession(job, self.folder, name)
+
+    def _at(self, size: int, before: Path, after: Path) -> str:
+        """Why outputs at another size of the open dimension won't do, empty where they do."""
+        arrays = read_arrays(self.folder / "inputs.npz")
+        write_arrays(self.folder / "other.npz", {name: array[:size] for name, array in arrays.items()})
+        results = []
+        for name, path in (("other_before", before), ("other_after", after)):
+            with self._process(path, name, "other"):
+                results.append(read_arrays(self.folder / f"{name}.npz"))
+        return "" if self.allow_rounding or _same(*results) else f"outputs differ where {self.open_size} is {size}"
+
+    def _compared(self, before: MeasuredSession, after: MeasuredSession, number: int) -> tuple[str, float | None]:
+        """Why the second won't do, empty where it does; and the ratio of times where that is why."""
+        want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
+        if not self.allow_rounding and not _same(want, got):
+            return "outputs differ in their last bits", None
+        needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
+        if process_memory.is_measurable() and needs > WORTH * needed:
+            return f"a run takes {needs / max(1, needed):.0%} of the memory", None
+        before.round(1)
+        runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
+        before.turns.clear()
+        take_turns([after, before], TURNS, runs)
+        ratio = min(after.seconds) / min(before.seconds)
+        if ratio > 1 + self.max_overhead + NOISE:
+            return f"a run takes {ratio:.2f} of the time", ratio
+        return "", None
+
+
+def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return all(one[name].shape == other[name].shape and one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def _footprint(measured: MeasuredSession) -> Footprint:
+    return Footprint(measured.loaded["loaded_bytes"], measured.loaded["peak_bytes"], min(measured.seconds))

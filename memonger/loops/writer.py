@@ -1,0 +1,285 @@
+"""A model whose bands run in loops: a ``Scan`` for each stage, one inside the other.
+
+What `memonger.tiling` calls a band with stages, fine slices first and coarser ones behind them, is written as nodes of
+standard ONNX: the outermost loop goes over the coarsest slices, and what runs in finer ones is a loop in its body. So
+between two stages values exist in slices only, and the memory of a body's values is used again by the next slice.
+
+A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. What a loop reads
+whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs them for its kernels.
+They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.values import inner_graphs, static_shape
+from memonger.tiling.axes import Axes
+from memonger.tiling.chunk_writer import SliceWriter, told_shape
+from memonger.tiling.chunks import Band
+from memonger.tiling.cutting import Slicing
+
+OLDEST_OPSET = 9
+"""``Scan`` as it is written here is there from this operator set on."""
+
+
+class NotInLoopsError(PlanError):
+    """A band that loops can't run: its slices differ in size, or aren't stretches of what they are slices of."""
+
+
+def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: str = "") -> ir.Model:
+    """The model with its bands in loops.
+
+    Args:
+        model: With static shapes, in the order that the bands' steps count. Not changed.
+        axes: How its nodes are cut, in that order.
+        bands: Ascending and disjoint; the slices of each stage are of one size, and lie in those of the next stage.
+        open_size: The name of the first dimension of inputs and outputs, which may have any size when the model runs;
+            empty: the one that it has.
+
+    Raises:
+        NotInLoopsError: slices of a stage differ in size, or a value's axis has others before it, so that its slices
+            aren't stretches of it; or the model's operator set is older than `OLDEST_OPSET`; or with any size, not all
+            that depends on it runs in one loop, of slices of one.
+    """
+    opset = model.graph.opset_imports.get("") or OLDEST_OPSET
+    if opset < OLDEST_OPSET:
+        raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
+    copy = model.clone()
+    nodes, writer, start, there = list(copy.graph), SliceWriter(copy), 0, set(inner_graphs(copy.graph))
+    for node in nodes:  # of a constant a body's node wouldn't know that it is one
+        constant, result = node.inputs[0] if node.op_type == "Identity" else None, node.outputs[0]
+        if constant is not None and constant.const_value is not None and not result.is_graph_output():
+            ir.convenience.replace_all_uses_with(result, constant)
+            writer.read_no_more(result)
+    copy.graph.remove(nodes)
+    for band in bands:
+        first, last = band.stages[0].begin, band.stages[-1].end
+        cut = dict(zip(nodes[first:last], axes.nodes[first:last], strict=True))
+        answers = {node: how for node, how in cut.items() if isinstance(how, Slicing)}
+        writer.order += [*nodes[start:first], *(node for node in cut if node not in answers)]
+        stages = [[node for node in nodes[one.begin : one.end] if node in answers] for one in band.stages]
+        counts = [_equal_slices(one.slices) for one in band.stages]
+        writer.order += _BandInLoops(writer, axes.size, answers, stages, counts, open_size).nodes(len(stages) - 1, 1)
+        start = last
+    writer.order += nodes[start:]
+    copy.graph.extend(writer.order)
+    writer.drop_unread()
+    _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
+    if open_size:
+        _open(copy.graph, open_size)
+    return copy
+
+
+_ANY_SIZE = frozenset(
+    (
+        "Add", "AveragePool", "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
+        "Gemm", "GlobalAveragePool", "Identity", "LayerNormalization", "LogSoftmax", "MatMul", "MaxPool", "Mul", "Relu",
+        "Scan", "Sigmoid", "Softmax", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze",
+    )
+)  # fmt: skip
+"""Operators that are told no size, so that nodes outside loops take any; of ``Reshape`` it depends."""
+
+
+def _open(graph: ir.Graph, name: str) -> None:
+    """Let what depends on an input have any size."""
+    given = set(graph.inputs)
+    for node in graph:
+        if given.isdisjoint(node.inputs):
+            continue
+        told = node.inputs[1].const_value if node.op_type == "Reshape" and node.inputs[1] is not None else None
+        if node.op_type not in _ANY_SIZE and (told is None or int(told.numpy().flat[0]) > 0):
+            raise NotInLoopsError(f"node '{node.name}' ({node.op_type}) runs in no loop, and depends on the open size.")
+        given.update(node.outputs)
+        for value in node.outputs:
+            value.shape = None if not value.is_graph_output() else value.shape
+    for value in (*graph.inputs, *graph.outputs):
+        value.shape = ir.Shape([name, *(static_shape(value) or (0,))[1:]])
+
+
+def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
+    """Put constants into the bodies whose nodes read them.
+
+    Of those outside onnxruntime knows there neither that they are constant nor how to pack them for a kernel. Where two
+    bodies read one, each has it.
+    """
+    main = writer.model.graph
+    for body in bodies:
+        copies, inside = dict[ir.Value, ir.Value](), set(body)
+        for node in body:
+            for index, value in enumerate(node.inputs):
+                if value is None or value.const_value is None or value.is_graph_input():
+                    continue
+                if value not in copies and value.graph is not main:
+                    continue
+                if value not in copies:
+                    is_alone = all(use.node in inside for use in value.uses())
+                    name = str(value.name) if is_alone else writer.fresh(str(value.name))
+                    own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+                    if is_alone:
+                        del main.initializers[name]
+                    else:
+                        own.const_value = _named(value.const_value, name)
+                    body.register_initializer(own)
+                    copies[value] = own
+                node.replace_input_with(index, copies[value])
+
+
+def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """The same numbers under another name; those of a file aren't read."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+    named = type(tensor)(
+        tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=name,
+        base_dir=tensor.base_dir,
+    )  # fmt: skip
+    named.meta.update(tensor.meta)
+    return named
+
+
+def _equal_slices(bounds: Sequence[int]) -> int:
+    """How many slices there are, of one size."""
+    widths = {end - begin for begin, end in itertools.pairwise(bounds)}
+    if len(widths) > 1:
+        raise NotInLoopsError("a loop's slices are of one size.")
+    return len(bounds) - 1
+
+
+@dataclass(slots=True)
+class _BandInLoops:
+    """A band that is written.
+
+    Attributes:
+        size: Parts of the finest cut.
+        answers: Its nodes that are cut, in order.
+        stages: The same by stage.
+        counts: Into how many slices each stage is cut.
+        open_size: See `with_loops`.
+        axis_of: The axis of each value that is cut.
+        dims_of: The shape of each that a loop surrounds, as the innermost of them sees it.
+        reads: The inputs of each node that are cut.
+    """
+
+    writer: SliceWriter
+    size: int
+    answers: Mapping[ir.Node, Slicing]
+    stages: Sequence[Sequence[ir.Node]]
+    counts: Sequence[int]
+    open_size: str
+    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+    reads: dict[ir.Node, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node, how in self.answers.items():
+            self.reads[node] = list(how.inputs)
+            self.axis_of |= {value: how.inputs[i] for i in how.inputs if (value := node.inputs[i]) is not None}
+            self.axis_of |= {node.outputs[index]: axis for index, axis in how.outputs.items()}
+
+    def nodes(self, last: int, around: int) -> list[ir.Node]:
+        """What runs the stages up to ``last`` where values are in so many slices already: a loop, or its body."""
+        count, own = self.counts[last], list(self.stages[last])
+        if count % around:
+            raise NotInLoopsError(f"{count} slices don't lie in {around}.")
+        inner = self.nodes(last - 1, count) if last else []
+        for node in own:
+            self._cut(node, count)
+        body = [*inner, *own]
+        return body if count == around or not body else self._loop(body, count, around)
+
+    def _cut(self, node: ir.Node, count: int) -> None:
+        """Let a node write slices: what it writes gets their shape, and what it is told of that, too."""
+        for value in node.outputs:
+            if value in self.axis_of:
+                value.shape = ir.Shape(self._scaled(value, 1, count))
+        dims = static_shape(node.outputs[0]) or ()
+        inputs, kind = told_shape(self.writer, node, list(node.inputs), dims)
+        if kind != node.op_type:  # a Squeeze that would drop the axis of one element
+            node.op_type = kind
+            node.attributes.clear()
+            node.resize_inputs(len(inputs))
+        for index, read in enumerate(inputs):
+            old = node.inputs[index]
+            if read is not old:
+                node.replace_input_with(index, read)
+                if old is not None:
+                    self.writer.read_no_more(old)
+
+    def _scaled(self, value: ir.Value, times: int, parts: int) -> list[int]:
+        """The shape of a value with so many times the elements along its axis, and of that one part of so many."""
+        dims, axis = list(static_shape(value) or ()), self.axis_of[value]
+        dims[axis] = dims[axis] * times // parts
+        return dims
+
+    def _loop(self, body: list[ir.Node], count: int, around: int) -> list[ir.Node]:
+        """A loop over the slices in one of the surrounding ones, and what makes its inputs and outputs."""
+        own, runs = set(body), count // around
+        if self.open_size and (count != self.size or around > 1 or any(self.axis_of[v] for v in self._crossing(body))):
+            raise NotInLoopsError("a dimension of any size takes one loop, of slices of one.")
+        made = {value for node in body for value in node.outputs}
+        before, entries, inputs = list[ir.Node](), dict[ir.Value, ir.Value](), list[ir.Value]()
+        for node in body:
+            for index in self.reads.get(node, ()):
+                value = node.inputs[index]
+                if value is None or value in made:
+                    continue
+                if value not in entries:
+                    dims = self._scaled(value, 1, count)  # it was there whole before the band
+                    entries[value] = self._value(value, dims, f"{value.name}.slice")
+                    before.append(self._reshape(value, [runs, *dims], f"{value.name}.slices"))
+                    self.reads[before[-1]] = [0]
+                    inputs.append(before[-1].outputs[0])
+                node.replace_input_with(index, entries[value])
+        exits = [
+            v for node in body for v in node.outputs if v.is_graph_output() or any(n not in own for n in v.consumers())
+        ]
+        outputs, behind = list[ir.Value](), list[ir.Node]()
+        for value in exits:
+            inside = static_shape(value) or ()
+            outputs.append(self._value(value, [runs, *inside], f"{value.name}.slices"))
+            dims = self._scaled(value, runs, 1)
+            self._check(value, inside)
+            joined = self._value(value, dims, "")
+            for user, index in [(use.node, use.idx) for use in value.uses() if use.node not in own]:
+                user.replace_input_with(index, joined)
+            value.name, joined.name = self.writer.fresh(f"{value.name}.slice"), value.name
+            behind.append(self._reshape(outputs[-1], dims, "", joined))
+            self.reads[behind[-1]] = []
+            graph_outputs = self.writer.model.graph.outputs
+            graph_outputs[:] = [joined if one is value else one for one in graph_outputs]
+        name = self.writer.fresh(f"loop.{body[0].name or exits[0].name}")
+        graph = ir.Graph(list(entries.values()), exits, nodes=body, name=f"{name}.body")
+        attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
+        scan = ir.Node("", "Scan", inputs, attributes, outputs=outputs, name=name)
+        self.reads[scan] = []
+        return [*before, scan, *behind]
+
+    def _crossing(self, body: Sequence[ir.Node]) -> list[ir.Value]:
+        """What a loop reads and writes in slices."""
+        own = set(body)
+        read = [v for node in body for i in self.reads.get(node, ()) if (v := node.inputs[i]) is not None]
+        made = [v for node in body for v in node.outputs if any(user not in own for user in v.consumers())]
+        return [value for value in (*read, *made) if value.producer() not in own or value in made]
+
+    def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
+        """A value's slices have to be stretches of it."""
+        if math.prod(dims[: self.axis_of[value]]) != 1:
+            raise NotInLoopsError(f"slices of axis {self.axis_of[value]} of '{value.name}' aren't stretches of it.")
+
+    def _value(self, like: ir.Value, dims: Sequence[int], name: str) -> ir.Value:
+        made = ir.Value(name=self.writer.fresh(name) if name else None, type=like.type, shape=ir.Shape(dims))
+        if like in self.axis_of:
+            self.axis_of[made] = self.axis_of[like]
+        return made
+
+    def _reshape(self, value: ir.Value, dims: list[int], name: str, result: ir.Value | None = None) -> ir.Node:
+        if result is None:
+            self._check(value, dims[1:])
+            result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
+        shape = self.writer.integers([-1, *dims[1:]] if self.open_size else dims)
+        return ir.Node(
+            "", "Reshape", [value, shape], outputs=[result], name=self.writer.fresh(f"{result.name}/Reshape")
+        )

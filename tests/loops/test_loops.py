@@ -1,0 +1,207 @@
+"""Models in loops give what they gave, in less memory, in stock onnxruntime with its default options."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+pytest.importorskip("onnxruntime")
+
+import memonger
+from memonger.cli.commands import main
+from memonger.errors import PlanError
+from memonger.loops import search
+from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.model.load import load
+from memonger.runtime import process_memory
+from memonger.runtime.onnxruntime import onnxruntime
+from memonger.tiling.axes import Axes, axes_of
+from memonger.tiling.chunks import Band, SliceStage
+from memonger.tiling.cutting import Slicing
+from tests.support.stock import normal, parse, run_stock, same
+
+
+def _network(batch: int | str = 8, channels: int = 8, side: int = 12) -> onnx.ModelProto:
+    """Convolutions with a residual connection, a pool, shapes that are told, and a classifier."""
+    model = parse(
+        f"""g (float[{batch}, 3, {side}, {side}] x) => (float[{batch}, 5] y,
+        float[{batch}, {channels}, {side}, {side}] z)
+        <int64[2] told = {{0, -1}}> {{
+            a = Conv <pads = [1, 1, 1, 1]> (x, w0, b0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w1, b0)
+            z = Add (c, b)  p = GlobalAveragePool (z)  f = Reshape (p, told)
+            shared = Identity (w2)  y = Gemm (f, shared)
+        }}""",
+        opset=17,
+    )
+    constants = {
+        "w0": normal(0, channels, 3, 3, 3), "w1": normal(1, channels, channels, 3, 3), "b0": normal(2, channels),
+        "w2": normal(3, channels, 5),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return model
+
+
+TOKENS = """g (float[1, 12, 8] x) => (float[1, 12, 8] y) {
+    m = MatMul (x, w)  n = LayerNormalization <axis = -1> (m, s)  e = Relu (n)  o = MatMul (e, w)  y = Add (o, x)
+}"""
+
+
+def _tokens() -> onnx.ModelProto:
+    model = parse(TOKENS, opset=17)
+    constants = {"w": normal(4, 8, 8), "s": normal(5, 8)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    return model
+
+
+def _axes(model: onnx.ModelProto, axis: int) -> tuple[ir.Model, Axes]:
+    loaded = load(model).ir
+    return loaded, axes_of(loaded, {"x": axis})
+
+
+def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
+    bounds = {count: tuple(axes.size * n // count for n in range(count + 1)) for _, _, count in stages}
+    return Band(axes.values, tuple(SliceStage(begin, end, bounds[count]) for begin, end, count in stages))
+
+
+def _check(model: onnx.ModelProto, made: ir.Model) -> None:
+    proto = ir.serde.serialize_model(made)
+    onnx.checker.check_model(proto, full_check=True)
+    assert [v.name for v in proto.graph.input] == [v.name for v in model.graph.input]
+    assert [v.name for v in proto.graph.output] == [v.name for v in model.graph.output]
+    feeds = {"x": normal(7, *(d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim))}
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        want, got = run_stock(model, feeds, level), run_stock(proto, feeds, level)
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(data=st.data())
+def test_any_stages_in_loops_give_what_the_whole_gives(data: st.DataObject) -> None:
+    model, axis = data.draw(st.sampled_from([(_network(), 0), (_tokens(), 1)]))
+    loaded, axes = _axes(model, axis)
+    cut = [step for step, how in enumerate(axes.nodes) if isinstance(how, Slicing)]
+    begin, end = cut[0], cut[-1] + 1
+    counts = [n for n in range(2, axes.size + 1) if axes.size % n == 0]
+    chain = sorted(data.draw(st.sets(st.sampled_from(counts), min_size=1, max_size=3)), reverse=True)
+    chain = [n for before, n in itertools.pairwise([0, *chain]) if before % n == 0]
+    places = sorted(data.draw(st.sets(st.integers(begin + 1, end), min_size=len(chain), max_size=len(chain))))
+    stages = zip([begin, *places], places, chain, strict=False)
+    made = with_loops(loaded, axes, [_band(axes, *stages)])
+    depth = {node.op_type for node in made.graph}
+    assert "Scan" in depth
+    _check(model, made)
+
+
+def test_constants_stand_in_the_body_that_reads_them_and_no_longer_outside() -> None:
+    loaded, axes = _axes(_network(), 0)
+    made = with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))])
+    (scan,) = (node for node in made.graph if node.op_type == "Scan")
+    body = scan.attributes["body"].as_graph()
+    assert {"w0", "w1", "w2", "b0"} <= body.initializers.keys()
+    assert all(value.dtype == ir.DataType.INT64 for value in made.graph.initializers.values())
+    assert [node.op_type for node in made.graph] == ["Reshape", "Scan", "Reshape", "Reshape"]
+
+
+@pytest.mark.parametrize("stages", [[(0, 9, 3)], [(0, 3, 8), (3, 9, 3)]])
+def test_what_loops_cannot_run_is_refused(stages: list[tuple[int, int, int]]) -> None:
+    loaded, axes = _axes(_network(), 0)
+    with pytest.raises(NotInLoopsError, match=r"one size|don't lie in"):
+        with_loops(loaded, axes, [_band(axes, *stages)])
+
+
+def test_an_old_operator_set_is_refused() -> None:
+    loaded, axes = _axes(_network(), 0)
+    loaded.graph.opset_imports[""] = 8
+    with pytest.raises(NotInLoopsError, match="operator set 9 or newer, and the model has 8"):
+        with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))])
+
+
+@pytest.mark.parametrize("end", [0, 5])
+def test_an_open_dimension_stays_open(end: int) -> None:
+    model = _network("n")
+    loaded = load(model, batch=8).ir
+    axes = axes_of(loaded, {"x": 0})
+    made = with_loops(loaded, axes, [_band(axes, (0, end or len(axes.nodes), 8))], "n")
+    proto = ir.serde.serialize_model(made)
+    onnx.checker.check_model(proto, full_check=True)
+    assert [v.type.tensor_type.shape.dim[0].dim_param for v in (*proto.graph.input, *proto.graph.output)] == ["n"] * 3
+    for size in (1, 3, 8, 11):
+        feeds = {"x": normal(size, size, 3, 12, 12)}
+        want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, proto))
+        assert all(same(got[name], want[name]) for name in want)
+    with pytest.raises(NotInLoopsError, match="one loop, of slices of one"):
+        with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 4))], "n")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A model whose values take megabytes."""
+    onnx.save(_network("n", 16, 96), tmp_path / "large.onnx")
+    return tmp_path / "large.onnx"
+
+
+def _session(path: Path) -> Any:
+    return onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def test_a_model_shrinks(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long runs take decides nothing here: the machine may be busy."""
+    monkeypatch.setattr(search, "NOISE", 100.0)
+    made = memonger.shrink(large, batch=16)
+    made.save(large.with_name("small.onnx"))
+    feeds = {"x": normal(0, 16, 3, 96, 96)}
+    want, got = (_session(large.with_name(n)).run(None, feeds) for n in ("large.onnx", "small.onnx"))
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert made.before is not None
+    assert made.after is not None
+    if process_memory.is_measurable():
+        output = 16 * 16 * 96 * 96 * 4
+        assert made.after.run_bytes - output < 0.5 * (made.before.run_bytes - output)  # type: ignore[operator]
+    assert max(loop.slices for loop in made.loops) > 1
+    assert {name.suffix for name in large.parent.glob("small*")} == {".onnx", ".data"}
+
+
+def test_the_command_says_what_was_gained_or_writes_nothing(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "NOISE", 100.0)
+    small = large.with_name("small.onnx")
+    call = ["shrink", str(large), "-o", str(small), "--quiet"]
+    done = click.testing.CliRunner().invoke(main, call)
+    assert done.exit_code == 1
+    assert "its batch is one; give it the size that it is to run with (--batch 16)" in done.stderr
+    assert not small.exists()
+    done = click.testing.CliRunner().invoke(main, [*call, "--dim", "n=1:8", "--json", "--max-overhead", "10"])
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["loops"][0]["slices"] == 8
+    assert record["after"]["seconds"] > 0
+    assert onnx.load(small).graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
+
+
+def test_nothing_is_run_without_the_check(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MeasuredSession", None)
+    made = memonger.shrink(large, batch=8, check=False, max_overhead=10.0)
+    assert (made.before, made.after) == (None, None)
+    assert "nothing was run" in made.notes[0]
+
+
+def test_what_gains_nothing_is_refused_with_the_reason(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match="one dimension may stay open, and n and m are to"):
+        memonger.shrink(large, dims={"n": (1, 8), "m": (1, 8)})
+    monkeypatch.setattr(search, "NOISE", -2.0)
+    with pytest.raises(
+        PlanError, match=r"gains nothing in loops: of \d that were tried, .*a run takes \d+\.\d\d of the time"
+    ):
+        memonger.shrink(large, batch=8)
+    no_batch = parse("g (float[8, 4] x) => (float[8, 4] y) { y = Softmax <axis = 0> (x) }")
+    with pytest.raises(PlanError, match=r"can't run in loops|gains nothing in loops"):
+        memonger.shrink(no_batch)
