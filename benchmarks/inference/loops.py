@@ -31,7 +31,7 @@ def row(name: str, folder: Path) -> tuple[str, float | None, float | None]:
     try:
         made = memonger.shrink(folder / "model.onnx", batch=BATCH)
     except PlanError as error:
-        return f"{name:19} {str(error).partition(": ")[2]}", None, None
+        return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
     before, after = made.before, made.after
     assert before is not None
     assert after is not None
