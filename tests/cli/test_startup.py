@@ -13,7 +13,8 @@ from memonger.serving import TARGETS as WRITERS
 HEAVY = ("numpy", "onnx", "onnx_ir", "sympy", "onnxruntime", "networkx", "rich")
 
 COMMANDS = (
-    "differentiate", "draw", "export", "fit", "inspect", "pack", "pareto", "plan", "plan-all", "run", "shrink", "unplan",
+    "differentiate", "draw", "export", "fit", "inspect", "pack", "pareto", "plan", "plan-all", "run", "shrink",
+    "unplan",
     "verify",
 )  # fmt: skip
 
