@@ -304,7 +304,7 @@ class ChunkSearch:
                 if uneven:
                     self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
                     continue
-            checked = way.seen(self._check, self._of_axis(way)) if isinstance(way, Chunking) else way.seen(self._check)
+            checked = way.seen(self._check, self._lengths(way)) if isinstance(way, Chunking) else way.seen(self._check)
             if not checked.different or self.options.allow_rounding:
                 way = _with_checked(way, checked)
                 way = _over_ranges(self.job, way) if self.job.ranges else way
@@ -391,16 +391,14 @@ class ChunkSearch:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
 
-    def _of_axis(self, way: Chunking) -> list[int]:
+    def _lengths(self, way: Chunking) -> list[int]:
         """The lengths that the axis of a way may have, the largest last; none where it has one."""
-        seeds = [f"{value.name}[{way.axis.number}]" for value in self.job.lowered.model.graph.inputs]
-        places = ((name, one) for name, one in self.job.ranges.items() if not set(seeds).isdisjoint(one.places))
-        found = [one for _, one in places]
-        if not found:
+        cut = {f"{name}[{axis}]" for name, axis in way.axis.axes.values.items()}
+        found = next((one for one in self.job.ranges.values() if not cut.isdisjoint(one.places)), None)
+        if found is None:
             return []
-        one = max(found, key=lambda one: one.most)
-        unit = one.most // way.axis.axes.size
-        return [length // unit for length in range(one.least, one.most + 1, one.step) if length % unit == 0]
+        unit = found.most // way.axis.axes.size
+        return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
     def _of_elements(self, batch: "_AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
         """The model in chunks of the batch whose images are to run in rows; none where nothing reads images."""

@@ -158,9 +158,7 @@ class SliceCheck:
         key = tuple(sorted(how.inputs.items())), tuple(sorted((copy.length, copy.place) for copy in made))
         return self.see_copies(whole, model, made, key, how.sums)
 
-    def see_shorter(
-        self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int
-    ) -> float:  # fmt: skip
+    def see_shorter(self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int) -> float:
         """The largest difference between what a node gives for whole values and for the beginning of them.
 
         Args:
