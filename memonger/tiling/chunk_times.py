@@ -99,8 +99,8 @@ class NodeWork:
 
     def _moved(self, alive: float) -> float:
         """Seconds in which two cores move the values, where so many bytes are alive."""
-        near = min(1.0, CACHE / alive) if alive else 1.0
-        return self.values * (near / CACHE_BYTES + (1 - near) / MEMORY_BYTES)
+        hit_ratio = min(1.0, CACHE / alive) if alive else 1.0
+        return self.values * (hit_ratio / CACHE_BYTES + (1 - hit_ratio) / MEMORY_BYTES)
 
     def product_seconds(self, cores: int) -> float:
         """About what its products take on so many cores, which all are busy."""

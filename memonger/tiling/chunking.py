@@ -56,8 +56,8 @@ from memonger.tiling.rewritten import (
     InSlices,
     ToSlice,
     asked_of,
-    near_bytes,
     shared,
+    working_set_bytes,
 )
 from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowTiles, asked_for, row_candidates
@@ -88,7 +88,7 @@ SAVED = 0.75
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking(InSlices):
-    """A way to run a model in chunks.
+    """A model in chunks.
 
     Attributes:
         bands: What runs in slices.
@@ -183,7 +183,7 @@ class Chunking(InSlices):
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
-    """Whether a way to run a model in chunks is to be looked for.
+    """Whether chunks of a model are to be looked for.
 
     Raises:
         PlanError: a number of chunks is asked for, and the model can't run in any.
@@ -203,7 +203,7 @@ def choose(
     lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
     most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
 ) -> InSlices | None:  # fmt: skip
-    """The way to run a model in chunks that the options ask for; None where it stays as it is.
+    """The model in the slices that the options ask for; None where it stays as it is.
 
     Args:
         lowered: The model, which can run in chunks: see `are_wanted`.
@@ -267,50 +267,54 @@ class ChunkSearch:
         self._priced: dict[Any, Candidate] = {}
 
     def within(self, room: float) -> InSlices | None:
-        """The cheapest way within so many bytes, or the smallest; or the one that was asked for."""
-        self._refused, self._refused_rows, self._most, way = {}, {}, math.inf, None
+        """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
+        self._refused, self._refused_rows, self._most, candidate = {}, {}, math.inf, None
         for _ in range(ROUNDS):
-            way = self._same_bits(partial(_cheapest, room))
-            if way is None or way.total <= room or self.options.axis_and_chunks is not None:
+            candidate = self._same_bits(partial(_cheapest, room))
+            if candidate is None or candidate.total <= room or self.options.axis_and_chunks is not None:
                 break
-            room -= way.total - room  # the workspace was more than estimated
-        return way
+            room -= candidate.total - room  # the workspace was more than estimated
+        return candidate
 
     def at_most(self, room: float) -> InSlices | None:
-        """`within`, or what no budget gives where that is faster and fits: it is one of the ways of which one fits."""
-        way = self.within(room)
-        if way is None or way.total > room:
-            return way
+        """`within`, or what no budget gives where that is faster and fits: it is a candidate, too."""
+        candidate = self.within(room)
+        if candidate is None or candidate.total > room:
+            return candidate
         usual = self.quick()
-        return usual if usual is not None and usual.total <= room and usual.extra < way.extra else way
+        return usual if usual is not None and usual.total <= room and usual.extra < candidate.extra else candidate
 
     def quick(self) -> InSlices | None:
-        """The smallest way that takes no longer than the options allow, by estimate."""
+        """The smallest candidate that takes no longer than the options allow, by estimate."""
         job = self.job
-        near = near_bytes(job.plain.graph, assign_storage(job.plain.graph))
-        once = seconds_of(job.lowered.model, near, job.cores, job.training is not None, job.works)
+        working_set = working_set_bytes(job.plain.graph, assign_storage(job.plain.graph))
+        once = seconds_of(job.lowered.model, working_set, job.cores, job.training is not None, job.works)
         self._refused, self._refused_rows, self._most = {}, {}, self.options.max_overhead * once
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
 
     def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
-        """The way that is picked; where some of its nodes give other bits, and mayn't, one that leaves them whole."""
+        """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
-            way = pick(self._candidates())
-            if way is None:
+            candidate = pick(self._candidates())
+            if candidate is None:
                 return None
-            if self.job.ranges and isinstance(way, Chunking):
-                uneven = way.uneven(self.job.ranges)
+            if self.job.ranges and isinstance(candidate, Chunking):
+                uneven = candidate.uneven(self.job.ranges)
                 if uneven:
                     self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
                     continue
-            checked = way.seen(self._check, self._lengths(way)) if isinstance(way, Chunking) else way.seen(self._check)
+            checked = (
+                candidate.seen(self._check, self._lengths(candidate))
+                if isinstance(candidate, Chunking)
+                else candidate.seen(self._check)
+            )
             if not checked.different or self.options.allow_rounding:
-                way = _with_checked(way, checked)
-                way = _over_ranges(self.job, way) if self.job.ranges else way
-                is_worth = self.options.axis_and_chunks is not None or way.total < self.job.plain.total_bytes
-                return way if is_worth or not self.job.ranges else None
-            rows = way.slices_of(checked.different) if isinstance(way, RowTiles) else {}
+                candidate = _with_checked(candidate, checked)
+                candidate = _over_ranges(self.job, candidate) if self.job.ranges else candidate
+                is_worth = self.options.axis_and_chunks is not None or candidate.total < self.job.plain.total_bytes
+                return candidate if is_worth or not self.job.ranges else None
+            rows = candidate.slices_of(checked.different) if isinstance(candidate, RowTiles) else {}
             self._refused_rows |= rows
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, "gives other last bits on slices than on whole values")
@@ -391,13 +395,13 @@ class ChunkSearch:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
 
-    def _lengths(self, way: Chunking) -> list[int]:
-        """The lengths that the axis of a way may have, the largest last; none where it has one."""
-        cut = {f"{name}[{axis}]" for name, axis in way.axis.axes.values.items()}
+    def _lengths(self, candidate: Chunking) -> list[int]:
+        """The lengths that the axis of a candidate may have, the largest last; none where it has one."""
+        cut = {f"{name}[{axis}]" for name, axis in candidate.axis.axes.values.items()}
         found = next((one for one in self.job.ranges.values() if not cut.isdisjoint(one.places)), None)
         if found is None:
             return []
-        unit = found.most // way.axis.axes.size
+        unit = found.most // candidate.axis.axes.size
         return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
     def _of_elements(self, batch: "_AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
@@ -428,19 +432,21 @@ class ChunkSearch:
         return [[self._candidate(job, axis, one) for one in bands_along(job, axis, self._most, self.most_copies)]]
 
 
-def _with_checked(way: InSlices, checked: SeenAlone) -> InSlices:
+def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
     """The same with workspace as it was seen, and with a note on other bits."""
-    calibration, graph = way.lowered.calibration, way.request.graph
+    calibration, graph = candidate.lowered.calibration, candidate.request.graph
     if calibration is None:
-        return dataclasses.replace(way, notes=_said(checked.different))
+        return dataclasses.replace(candidate, notes=_said(checked.different))
     workspace = {**(calibration.workspace or {}), **checked.workspace}
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
     return dataclasses.replace(
-        way,
-        lowered=dataclasses.replace(way.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)),
-        request=dataclasses.replace(way.request, graph=graph),
-        solution=dataclasses.replace(way.solution, graph=graph),
+        candidate,
+        lowered=dataclasses.replace(
+            candidate.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)
+        ),
+        request=dataclasses.replace(candidate.request, graph=graph),
+        solution=dataclasses.replace(candidate.solution, graph=graph),
         notes=_said(checked.different),
     )
 
@@ -454,11 +460,11 @@ def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[
     return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
-def _over_ranges(job: ToSlice, way: InSlices) -> InSlices:
+def _over_ranges(job: ToSlice, candidate: InSlices) -> InSlices:
     """The same laid out for all sizes of the ranges."""
     request = dataclasses.replace(job.request, budget=None)
-    asked = asked_of(way.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
-    return dataclasses.replace(way, request=asked, solution=decide(asked, "none", "file"))
+    asked = asked_of(candidate.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
+    return dataclasses.replace(candidate, request=asked, solution=decide(asked, "none", "file"))
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -495,8 +501,8 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
             most_bytes = NEXT_TO * least()
             slowest = most + SAVED * min([0.0, *(one.extra for one in written if one.with_sessions <= most_bytes)])
             written = [one for one in written if one.extra <= slowest]
-    near = [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
-    return min(near, key=lambda one: (one.total, one.with_sessions), default=None)
+    small = [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
+    return min(small, key=lambda one: (one.total, one.with_sessions), default=None)
 
 
 def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
@@ -533,8 +539,8 @@ class _AxisGraph:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
     A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
-    what each one does, ``alive`` how many bytes are, ``near`` those of them that are read again, and ``seconds`` about
-    how long all nodes take.
+    what each one does, ``alive`` how many bytes are, ``working_set`` those of them that are read again, and ``seconds``
+    about how long all nodes take.
     """
 
     number: int
@@ -544,7 +550,7 @@ class _AxisGraph:
     ranges: tuple[StepSpan, ...]
     works: tuple[NodeWork, ...]
     alive: np.ndarray
-    near: Sequence[float]
+    working_set: Sequence[float]
     seconds: float
 
 
@@ -570,7 +576,7 @@ def _of_training(job: ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
 
 def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _AxisGraph:
     """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
-    near = near_bytes(graph, storage)
+    working_set = working_set_bytes(graph, storage)
     return _AxisGraph(
         number,
         dataclasses.replace(job.lowered, model=model),
@@ -579,8 +585,8 @@ def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, 
         (),
         _works(model, axes, job.works),
         live_bytes(storage.buffers, len(graph.nodes)),
-        near,
-        seconds_of(model, near, job.cores, job.training is not None, job.works),
+        working_set,
+        seconds_of(model, working_set, job.cores, job.training is not None, job.works),
     )
 
 
@@ -649,8 +655,8 @@ def _estimated(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
         runs += slices
         for step in range(stage.begin, stage.end):
             if isinstance(axis.axes.nodes[step], Slicing):
-                work, near = axis.works[step], axis.near[step]
-                more += work.seconds(job.cores, near / slices, slices) - work.seconds(job.cores, near)
+                work, working_set = axis.works[step], axis.working_set[step]
+                more += work.seconds(job.cores, working_set / slices, slices) - work.seconds(job.cores, working_set)
     return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
@@ -699,9 +705,11 @@ def bands_along(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -
             for one, counts in zip(axis.ranges, slices, strict=True)
         )
         seen[tuple(map(tuple, chosen))] = None
-    ways = [_bands(axis.ranges, chosen, levels) for chosen in seen]
-    ways = [bands for bands in ways if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most]
-    return [bands for bands in ways if not (job.ranges and _packs_again(job, axis, bands))]
+    candidates = [_bands(axis.ranges, chosen, levels) for chosen in seen]
+    candidates = [
+        bands for bands in candidates if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most
+    ]
+    return [bands for bands in candidates if not (job.ranges and _packs_again(job, axis, bands))]
 
 
 def _nodes(bands: Sequence[Band]) -> int:
@@ -740,12 +748,12 @@ def _bands(
 
 
 def _tried(job: ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
-    """One way, laid out."""
+    """One candidate, laid out."""
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands, bool(job.ranges)))
     asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
     solution, trains = decide(asked, "none", "file"), job.training is not None
-    near = near_bytes(solution.graph, assign_storage(solution.graph))
-    extra = seconds_of(made.model, near, job.cores, trains, job.works) - axis.seconds
+    working_set = working_set_bytes(solution.graph, assign_storage(solution.graph))
+    extra = seconds_of(made.model, working_set, job.cores, trains, job.works) - axis.seconds
     each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
     sessions, constants = session_bytes(made.model, trains), asked.base - job.request.base
     return Chunking(

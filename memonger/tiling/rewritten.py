@@ -58,7 +58,7 @@ class ToSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InSlices:
-    """A way to run a model in slices.
+    """A model in slices.
 
     Attributes:
         lowered: The model with a copy of each node for every slice, in the order that they run.
@@ -81,7 +81,7 @@ class InSlices:
     outer: "InSlices | None" = None
 
     def within(self, outer: "InSlices | None") -> Self:
-        """The same of a model in slices, as a way of the model itself."""
+        """The same of a model in slices, as slices of the model itself."""
         if outer is None:
             return self
         extra, constants = outer.extra + self.extra, outer.constants + self.constants
@@ -137,7 +137,7 @@ Candidates = Sequence[Candidate]
 """Along one axis of a model, the finest first."""
 
 
-def near_bytes(graph: Graph, storage: Storage) -> list[float]:
+def working_set_bytes(graph: Graph, storage: Storage) -> list[float]:
     """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
     moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
     read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}

@@ -2,7 +2,7 @@
 
 Where nodes that need images whole (`row_rules`) stand, the order of the model falls into stretches. Each is cut at a
 few places where little crosses from one side to the other; the bands between two of them, whole or in so many slices,
-are judged by what a slice from their middle keeps and needs. Of all ways to put bands one behind the other the one is
+are judged by what a slice from their middle keeps and needs. Of all sequences of bands the one is
 taken that holds an arena in the least time (dynamic programming), for a number of arenas, each a fraction of the one
 before.
 """
@@ -36,8 +36,8 @@ from memonger.tiling.rewritten import (
     InSlices,
     ToSlice,
     asked_of,
-    near_bytes,
     shared,
+    working_set_bytes,
 )
 from memonger.tiling.row_rules import BLOCKED, RowRule, row_bytes, rows_axis
 from memonger.tiling.row_tiles import (
@@ -78,7 +78,7 @@ PRICES = (0.0, 5e-10, 5e-8)
 """Seconds that a byte less of what sessions take of the process is worth."""
 
 EFFORT = 200_000
-"""Of the layout of a way: many small buffers lie well after the allocators, and much more effort gives nothing more."""
+"""Of a candidate's layout: many small buffers lie well after the allocators, and much more effort gives no more."""
 
 FORMS = 6
 """About so many slices of a band differ: the first ones, which fill what is kept, and the last ones."""
@@ -92,7 +92,7 @@ _MORE_NODES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTiles(InSlices):
-    """A way to run a model in row tiles.
+    """A model in row tiles.
 
     Attributes:
         bands: What runs in slices.
@@ -254,7 +254,7 @@ class _Part:
 def row_candidates(
     job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: int = MOST_NODES
 ) -> list[Candidate]:
-    """A model in row tiles, in several ways, the finest first.
+    """A model in row tiles, in several forms, the finest first.
 
     Args:
         job: The model, in the order of its plan.
@@ -267,7 +267,7 @@ def row_candidates(
     before = 0.0 if job.outer is None else job.outer.extra
     whole = session_bytes(job.lowered.model, False)
     found = []
-    for parts in _Search(job, refused, asked).ways(most - before, most_copies):
+    for parts in _Search(job, refused, asked).candidates(most - before, most_copies):
         bands = sorted((part.band for part in parts if part.band is not None), key=lambda band: band.begin)
         more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
         packed = sum(part.packed for part in parts if not part.shares)
@@ -327,7 +327,7 @@ def _in_long_stretch(
 
 
 def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
-    """One way, laid out in the order in which it is written, with so many more seconds and bytes of packed weights."""
+    """One candidate, laid out in its written order, with so many more seconds and bytes of packed weights."""
     model = job.lowered.model
     rules = zip(model.graph, row_rules(model), strict=True)
     heights = {str(node.name): rule.height for node, rule in rules if isinstance(rule, RowRule)}
@@ -341,15 +341,15 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
     asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
     solution = decide(asked, "none", "file", EFFORT)
-    way = RowTiles(
+    candidate = RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
         sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
     )  # fmt: skip
-    return way.within(job.outer)
+    return candidate.within(job.outer)
 
 
 class _Search:
-    """Ways to cut one model into bands."""
+    """Cuts of one model into bands."""
 
     def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
         self.job, self.refused, self.asked = job, refused, asked
@@ -360,10 +360,10 @@ class _Search:
         storage = assign_storage(graph)
         self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
         self.buffer_of, self.results = dict(zip(graph.values, storage.of_value, strict=True)), frozenset(graph.outputs)
-        self.live, self.near = live_bytes(storage.buffers, len(graph.nodes)), near_bytes(graph, storage)
+        self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
         self.workspace = np.array(graph.workspace, float)
 
-    def ways(self, most: float, most_copies: int) -> list[list[_Part]]:
+    def candidates(self, most: float, most_copies: int) -> list[list[_Part]]:
         """For ever larger arenas the parts of the model, those that run as they are among them."""
         alike = dict[object, list[tuple[int, int]]]()
         for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
@@ -414,7 +414,7 @@ class _Search:
     def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[_Part]]:
         """Bands between places of a stretch: as they are, and in slices."""
         places = self._places(begin, end)
-        return {(a, b): self._ways_of(a, b) for a, b in itertools.combinations(places, 2)}
+        return {(a, b): self._parts_between(a, b) for a, b in itertools.combinations(places, 2)}
 
     def _places(self, begin: int, end: int) -> list[int]:
         """Where a stretch may be cut: in each part of its steps where the fewest bytes cross."""
@@ -428,14 +428,14 @@ class _Search:
         inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
         return sorted({begin, end, *inner})
 
-    def _ways_of(self, begin: int, end: int) -> list[_Part]:
+    def _parts_between(self, begin: int, end: int) -> list[_Part]:
         workspace = self.workspace[begin:end].max(initial=0.0)
-        ways = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
+        candidates = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
         if needs_own(own):
-            return ways
+            return candidates
         rows = min((rows_in(value, own) for value in exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
@@ -444,7 +444,7 @@ class _Search:
             if asked > rows or asked >= most:
                 break
             band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
-            if band == ways[-1].band:
+            if band == candidates[-1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:
@@ -453,8 +453,8 @@ class _Search:
             needs = around + bytes_ + workspace / band.slices
             part = _Part(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
-            ways.append(dataclasses.replace(part, seconds=seconds + runs))
-        return ways
+            candidates.append(dataclasses.replace(part, seconds=seconds + runs))
+        return candidates
 
     def _around(self, begin: int, end: int) -> float:
         """Bytes of what there is whole while a band runs: what was there before, and what is read behind it.
@@ -494,9 +494,9 @@ class _Search:
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
-            work, near = self.job.works[str(node.name)], self.near[self._steps[node]]
-            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, near)
-            seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, near))
+            work, working_set = self.job.works[str(node.name)], self.working_set[self._steps[node]]
+            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, working_set)
+            seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, working_set))
         for node, copy in own.tiles:
             idle = _idle_share(node, copy.made[1] - copy.made[0], cores)
             seconds += idle * self.job.works[str(node.name)].product_seconds(cores)
@@ -554,18 +554,18 @@ class _Search:
 
 def _bottleneck(parts: Mapping[tuple[int, int], Sequence[_Part]]) -> float:
     """The fewest bytes that a stretch needs at its worst band."""
-    return _path(parts, lambda ways: min(part.bytes for part in ways), max)[0]
+    return _path(parts, lambda candidates: min(part.bytes for part in candidates), max)[0]
 
 
 def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, price: float) -> list[_Part]:
     """The bands of a stretch that need no more than so many bytes each, in the least time and nodes."""
 
-    def best(ways: Sequence[_Part]) -> tuple[float, _Part | None]:
-        fitting = ((part, number) for number, part in enumerate(ways) if part.bytes <= room)
+    def best(candidates: Sequence[_Part]) -> tuple[float, _Part | None]:
+        fitting = ((part, number) for number, part in enumerate(candidates) if part.bytes <= room)
         cost, number = min(((p.seconds + price * p.session, number) for p, number in fitting), default=(math.inf, -1))
-        return cost, None if number < 0 else ways[number]
+        return cost, None if number < 0 else candidates[number]
 
-    _, places = _path(parts, lambda ways: best(ways)[0], lambda a, b: a + b)
+    _, places = _path(parts, lambda candidates: best(candidates)[0], lambda a, b: a + b)
     chosen = [best(parts[pair])[1] for pair in itertools.pairwise(places)]
     return [part for part in chosen if part is not None]
 
@@ -578,11 +578,11 @@ def _path(
     places = sorted({place for pair in parts for place in pair})
     best: dict[int, tuple[float, int, list[int]]] = {places[0]: (-math.inf if add is max else 0.0, 0, [places[0]])}
     for end in places[1:]:
-        ways = []
+        candidates = []
         for begin in (place for place in places if place < end):
             before, count, path = best[begin]
-            ways.append((add(before, cost(parts[begin, end])), count + 1, [*path, end]))
-        best[end] = min(ways)
+            candidates.append((add(before, cost(parts[begin, end])), count + 1, [*path, end]))
+        best[end] = min(candidates)
     total, _, path = best[places[-1]]
     return total, path
 
