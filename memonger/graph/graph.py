@@ -480,9 +480,10 @@ class _PairFinder:
             if before is None or not after.name or before not in self.number:
                 continue
             pair = (self.number[before], self.number[after])
+            if not all(self.planned[v] for v in pair) or self.sizes[pair[0]] != self.sizes[pair[1]]:
+                continue
             widths = [v.dtype.bitwidth for v in (before, after) if v.dtype is not None]
-            is_same = all(self.planned[v] for v in pair) and widths[0] == widths[1]
-            if is_same and self.sizes[pair[0]] == self.sizes[pair[1]]:
+            if widths[0] == widths[1]:
                 pairs.append(pair)
         return tuple(dict.fromkeys(pairs))
 
