@@ -249,11 +249,14 @@ def plan_all_command(**arguments: Any) -> None:
     MODEL,
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the smaller model here."),
     *DIMS,
+    click.option("--weights", type=Choice(("beside", "inside")), default="beside", show_default=True,
+                 help="Where weights lie: in a file beside it, or inside, for what reads no other file, as "
+                 "onnxruntime-web does; it then holds those of loops twice."),
     *EXTRA_TIME_OF_LOOPS,
     click.option("--no-check", is_flag=True, help="Run nothing: estimates decide alone, and nothing is compared."),
     AS_JSON,
     QUIET,
-)
+)  # fmt: skip
 def shrink(**arguments: Any) -> None:
     """Write MODEL as a plain ONNX file that takes less memory wherever onnxruntime runs.
 

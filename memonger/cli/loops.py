@@ -10,11 +10,11 @@ from memonger.loops.search import shrink as shrunk
 from memonger.units import format_size
 
 
-def shrink(model: Path, output: Path, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
+def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Write a model in loops, and print what it takes."""
     with progress_bar(quiet, f"Shrinking {model.name}") as tell:
         made = shrunk(model, check=not no_check, progress=tell, **flags)
-    made.save(output)
+    made.save(output, weights=weights)
     print_notes(made.notes)
     if as_json:
         record = {"model": str(model), "output": str(output), "loops": [asdict(loop) for loop in made.loops]}
@@ -23,9 +23,8 @@ def shrink(model: Path, output: Path, no_check: bool, as_json: bool, quiet: bool
         return
     console = Screen()
     print_lines(console, [*_footprint(made, bool(flags["allow_rounding"])), _loops(made.loops)])
-    console.print(
-        f"Wrote {output}, and its weights beside it ({output.name}.*.data). Any onnxruntime runs it.", soft_wrap=True
-    )
+    beside = f", and its weights beside it ({output.name}.*.data)" if weights == "beside" else ""
+    console.print(f"Wrote {output}{beside}. Any onnxruntime runs it.", soft_wrap=True)
 
 
 def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:

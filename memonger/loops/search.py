@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.files import write_whole
 from memonger.ir.marks import before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.save import save_model
+from memonger.ir.save import as_proto, save_model
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import Source, load_as_is
 from memonger.options import Options
@@ -121,13 +123,22 @@ class Shrunk:
     after: Footprint | None
     notes: tuple[str, ...] = ()
 
-    def save(self, path: str | Path) -> None:
-        """Write the file, and beside it a data file where weights are large. Whole or not at all.
+    def save(self, path: str | Path, *, weights: Literal["beside", "inside"] = "beside") -> None:
+        """Write the file. Whole or not at all.
+
+        Args:
+            path: The file.
+            weights: Where they lie: in a data file beside it, or inside for what reads no other file, as
+                onnxruntime-web: then onnxruntime holds those of loops twice.
 
         Raises:
-            PlanFileError: it can't be written.
+            PlanFileError: it can't be written; with weights inside that are more than a message holds.
         """
-        save_model(self.model.clone(), Path(path), limit=0)
+        if weights == "beside":
+            save_model(self.model.clone(), Path(path), limit=0)
+        else:
+            data = as_proto(self.model, str(path)).SerializeToString()
+            write_whole(Path(path), lambda target: target.write(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,10 @@ def test_a_model_shrinks(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.after.run_bytes - output < 0.5 * (made.before.run_bytes - output)  # type: ignore[operator]
     assert max(loop.slices for loop in made.loops) > 1
     assert {name.suffix for name in large.parent.glob("small*")} == {".onnx", ".data"}
+    made.save(large.with_name("inside.onnx"), weights="inside")
+    inside = _session(large.with_name("inside.onnx")).run(None, feeds)
+    assert all(same(a, b) for a, b in zip(inside, want, strict=True))
+    assert len(list(large.parent.glob("inside*"))) == 1
 
 
 def test_the_command_says_what_was_gained_or_writes_nothing(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
