@@ -322,8 +322,8 @@ def _candidate(axis: _AxisGraph, bands: Sequence[Band], cores: int) -> _Candidat
             for step in range(stage.begin, stage.end):
                 alive[step] = span.needed(step, end, count, crossing / coarse)
                 if isinstance(axis.axes.nodes[step], Slicing):
-                    work, near = axis.works[step], axis.near[step]
-                    seconds += work.seconds(cores, near / count, count) - work.seconds(cores, near)
+                    work, working_set = axis.works[step], axis.working_set[step]
+                    seconds += work.seconds(cores, working_set / count, count) - work.seconds(cores, working_set)
     return _Candidate(axis, tuple(bands), float(alive.max(initial=0.0)), seconds)
 
 
