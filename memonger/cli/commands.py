@@ -258,11 +258,11 @@ def plan_all_command(**arguments: Any) -> None:
     QUIET,
 )  # fmt: skip
 def shrink(**arguments: Any) -> None:
-    """Write MODEL as a plain ONNX file that takes less memory wherever onnxruntime runs.
+    """Write MODEL as a plain file that takes less memory.
 
-    Nodes run in loops on one slice of the batch, or of a transformer's tokens, after the other. The file is compared
-    with MODEL in stock onnxruntime with its default options: outputs bit for bit, memory and time. One that gains
-    nothing isn't written. A dimension with a range of sizes stays open.
+    Any onnxruntime runs it, in any language. Nodes run in loops on one slice of the batch, or of a transformer's
+    tokens, after the other. The file is compared with MODEL in stock onnxruntime with its default options: outputs bit
+    for bit, memory and time. One that gains nothing isn't written. A dimension with a range of sizes stays open.
     """
     from memonger.cli import loops
 

