@@ -89,7 +89,7 @@ def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) 
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_plans_of_random_networks_in_strips_give_stocks_bits(data: st.DataObject) -> None:
-    """`python -m benchmarks.trust.strips` tries 2,000."""
+    """`python -m benchmarks.trust.strips` tries many more."""
     network = ImageNetwork(_choices(data), data.draw(st.integers(30, 50)), data.draw(st.sampled_from([1, 2])))
     for _ in range(data.draw(st.integers(3, 9))):
         network.grow()
