@@ -89,7 +89,7 @@ def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) 
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_plans_of_random_networks_in_strips_give_stocks_bits(data: st.DataObject) -> None:
-    """`python -m benchmarks.trust.strips` tries 2,000."""
+    """`python -m benchmarks.trust.strips` tries many more."""
     network = ImageNetwork(_choices(data), data.draw(st.integers(30, 50)), data.draw(st.sampled_from([1, 2])))
     for _ in range(data.draw(st.integers(3, 9))):
         network.grow()
@@ -146,6 +146,23 @@ def test_of_a_batch_each_image_runs_in_strips_by_itself(device: str) -> None:
     assert networks.same_bits(memonger.Session(made).run(feeds), expected)
     if device == "cpu":
         assert networks.same_bits(run_poisoned(made, feeds), expected)
+
+
+@pytest.mark.parametrize("dims", [(24, 12, 12), (4096,)])
+def test_volumes_are_cut_along_their_depth_and_sequences_along_time(dims: tuple[int, ...]) -> None:
+    last, half, pads = str(list(dims))[1:-1], str([dim // 2 for dim in dims])[1:-1], [1] * 2 * len(dims)
+    text = f"""g (float[1, 2, {last}] x) => (float[1, 1, {half}] y) {{
+        a = Conv <pads = {pads}> (x, w0) b = Relu (a) c = Conv <pads = {pads}> (b, w1)
+        p = MaxPool <kernel_shape = {[2] * len(dims)}, strides = {[2] * len(dims)}> (c)
+        y = Conv <pads = {pads}> (p, w2) }}"""
+    model = parse(text, opset=20, ir_version=10)
+    for number, shape in enumerate(((16, 2), (16, 16), (1, 16))):
+        weight = normal(number, *shape, *[3] * len(dims))
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"w{number}"))
+    made, whole = _plan(model, chunks="strips:4"), _plan(model, chunks="off")
+    assert made.arena_bytes < 0.6 * whole.arena_bytes
+    feeds = {"x": normal(7, 1, 2, *dims)}
+    assert networks.same_bits(memonger.Session(made).run(feeds), networks.run_stock(networks.stock(model), feeds))
 
 
 def _tall(pooled: bool = False) -> onnx.ModelProto:

@@ -312,17 +312,18 @@ def judge(network: ImageNetwork, strips: int, device: str) -> tuple[str, str]:
     try:
         plan = memonger.search_plan(model, mode="inference", device=device, threads=1, chunks=f"strips:{strips}")
     except PlanError as error:
-        return "refused", str(error)[-160:]
+        return "refused", str(error)
+    whole = memonger.search_plan(model, mode="inference", device=device, threads=1, chunks="off")
     try:
-        ours = memonger.Session(plan).run(feeds)
+        of_whole = memonger.Session(whole).run(feeds)
     except SessionError as error:
-        return "refused", str(error)[:160]
-    if not networks.same_bits(ours, expected):
-        whole = memonger.search_plan(model, mode="inference", device=device, threads=1, chunks="off")
-        if not networks.same_bits(memonger.Session(whole).run(feeds), expected):
-            return "stock differs", "the plan without strips gives other bits than stock onnxruntime, too"
-        most = max(float(np.abs(ours[k] - expected[k]).max()) for k in expected)
+        return "refused", f"without strips, too: {str(error)[:60]}"
+    ours = memonger.Session(plan).run(feeds)
+    if not networks.same_bits(ours, of_whole):
+        most = max(float(np.abs(ours[k] - of_whole[k]).max()) for k in expected)
         return "differs", f"by up to {most}"
+    if not networks.same_bits(of_whole, expected):
+        return "stock differs", "the plan without strips gives other bits than stock onnxruntime, and strips these"
     poisoned = run_poisoned(plan, feeds) if device == "cpu" else ours  # whose values lie at other addresses
     if not all(np.allclose(poisoned[name], ours[name], 1e-3, 1e-3) for name in ours):
         return "dies early", "a value that is still needed is written over"
