@@ -31,7 +31,7 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import _AxisGraph, search_of
+from memonger.tiling.chunking import AxisGraph, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slice_check import EXACT, SliceCheck
@@ -143,7 +143,7 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    axis: _AxisGraph
+    axis: AxisGraph
     bands: tuple[Band, ...]
     bytes: float
     seconds: float
@@ -223,7 +223,7 @@ def shrink(
         return contest.winner(found)
 
 
-def _rounded(axis: _AxisGraph, check: SliceCheck) -> Iterator[str]:
+def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
     """Names of nodes that give other last bits on the finest slices than whole, each run alone.
 
     Of convolutions that is known: their algorithm doesn't depend on the batch.
@@ -265,7 +265,7 @@ def _why_not(model: ir.Model) -> str:
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: _AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
+def _candidates(axis: AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
     """All that can run in so many slices, and of each range two loops, the inner one finer.
 
     Of an open size slices of one.
@@ -308,7 +308,7 @@ def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
 
 
-def _candidate(axis: _AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
+def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
     alive, seconds = np.array(axis.alive, float), 0.0
     spans = {span.begin: span for span in axis.ranges}

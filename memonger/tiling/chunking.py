@@ -103,7 +103,7 @@ class Chunking(InSlices):
     bands: tuple[Band, ...]
     each_node: float
     each_run: float
-    axis: "_AxisGraph"
+    axis: "AxisGraph"
 
     def described(self) -> tuple[ChunkedBand, ...]:
         """What runs in chunks, for the plan."""
@@ -266,7 +266,7 @@ class ChunkSearch:
         self._check = SliceCheck(options.threads, job.lowered.spent)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
-        self._axes: dict[frozenset[str], list[_AxisGraph]] = {}
+        self._axes: dict[frozenset[str], list[AxisGraph]] = {}
         self._priced: dict[Any, Candidate] = {}
 
     def within(self, room: float) -> InSlices | None:
@@ -356,7 +356,7 @@ class ChunkSearch:
         jobs = [self.job, *(job for batch in batches for job in self._of_elements(*batch))]
         return found + [row_candidates(job, self._refused_rows, 0, self._most, self.most_copies) for job in jobs]
 
-    def _candidate(self, job: ToSlice, axis: "_AxisGraph", bands: tuple[Band, ...]) -> Candidate:
+    def _candidate(self, job: ToSlice, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
         """The same for the same bands, so that it is written once."""
         stages = tuple(band.stages for band in bands)
         key = frozenset(self._refused), axis.number, job.outer is not None, stages
@@ -365,12 +365,12 @@ class ChunkSearch:
             self._priced[key] = Candidate(*priced, lambda: _tried(job, axis, bands).within(job.outer))
         return self._priced[key]
 
-    def axes_without(self, refused: Mapping[str, str]) -> list["_AxisGraph"]:
+    def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
         """The axes of the inputs along which something can be cut, where nodes of these names stay whole."""
         self._refused = dict(refused)
         return self._of_inputs()
 
-    def _of_inputs(self) -> list["_AxisGraph"]:
+    def _of_inputs(self) -> list["AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
         seeds = seeds_of(self.job.lowered.model, self.batch)
         found = ((max(one.values()), self._cut_along(one)) for one in seeds)
@@ -407,13 +407,13 @@ class ChunkSearch:
         unit = found.most // candidate.axis.axes.size
         return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
-    def _of_elements(self, batch: "_AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
+    def _of_elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
         """The model in chunks of the batch whose images are to run in rows; none where nothing reads images."""
         cuts_rows = any(isinstance(rule, RowRule) for rule in row_rules(self.job.lowered.model))
         candidate = self._candidate(self.job, batch, bands)
         return [self.job.again(candidate.written)] if cuts_rows and candidate.seconds <= self._most else []
 
-    def _rows_of_elements(self, batch: "_AxisGraph", rows: "_AxisGraph") -> list[Candidates]:
+    def _rows_of_elements(self, batch: "AxisGraph", rows: "AxisGraph") -> list[Candidates]:
         """Each element of the batch by itself, and of that the rows in chunks."""
         bands = in_slices(batch, batch.axes.size)
         candidate = self._candidate(self.job, batch, bands)
@@ -539,7 +539,7 @@ def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _AxisGraph:
+class AxisGraph:
     """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
 
     A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
@@ -558,7 +558,7 @@ class _AxisGraph:
     seconds: float
 
 
-def _along(job: ToSlice, number: int, axes: Axes) -> _AxisGraph:
+def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
     """A model that is cut along an axis of that number."""
     order, ranges = ranges_in_order(job.lowered.model, axes)
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
@@ -569,7 +569,7 @@ def _along(job: ToSlice, number: int, axes: Axes) -> _AxisGraph:
     return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
 
 
-def _of_training(job: ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
+def _of_training(job: ToSlice, refused: Mapping[str, str]) -> AxisGraph:
     """A training step, whose ranges are cut along axes of their own."""
     model = job.lowered.model.clone()
     regions = regions_of(job.lowered.model, job.plain.graph, refused)
@@ -578,10 +578,10 @@ def _of_training(job: ToSlice, refused: Mapping[str, str]) -> _AxisGraph:
     return dataclasses.replace(axis, ranges=regions.ranges)
 
 
-def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> _AxisGraph:
+def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> AxisGraph:
     """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
     working_set = working_set_bytes(graph, storage)
-    return _AxisGraph(
+    return AxisGraph(
         number,
         dataclasses.replace(job.lowered, model=model),
         graph,
@@ -604,14 +604,14 @@ def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[
     return tuple(works)
 
 
-def _parts(axis: _AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
+def _parts(axis: AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
     """The stages of a band, each with the range that it is a part of."""
     begins = [one.begin for one in axis.ranges]
     for stage in band.stages:
         yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
 
 
-def _alive_whole(axis: _AxisGraph, bands: Sequence[Band]) -> int:
+def _alive_whole(axis: AxisGraph, bands: Sequence[Band]) -> int:
     """The most bytes alive at a step of no band."""
     whole = np.ones(len(axis.alive), bool)
     for band in bands:
@@ -619,7 +619,7 @@ def _alive_whole(axis: _AxisGraph, bands: Sequence[Band]) -> int:
     return int(axis.alive[whole].max(initial=0))
 
 
-def _at_least(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
+def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> int:
     """About the bytes that bands take at least, sessions included, but for what cuts and joins.
 
     At a step that is cut what it reads whole is alive, and its slice of the rest.
@@ -639,7 +639,7 @@ def _at_least(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> int:
     return round(alive) + bytes_of(nodes, steps, axis.number < 0)
 
 
-def _packs_again(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool:
+def _packs_again(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> bool:
     """Whether copies of nodes would pack so much again that chunks share sessions."""
     stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
     packed = (
@@ -651,7 +651,7 @@ def _packs_again(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> bool:
     return job.training is None and sum(packed) > PACKED
 
 
-def _estimated(job: ToSlice, axis: _AxisGraph, bands: Sequence[Band]) -> float:
+def _estimated(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
     more, runs = 0.0, 0
     for stage in (stage for band in bands for stage in band.stages):
@@ -688,7 +688,7 @@ def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
     return {name: axis for name, own in sizes.items() if own == size > 1}
 
 
-def bands_along(job: ToSlice, axis: _AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
+def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
     """Ways to run a model in chunks along one axis, for ever larger arenas.
 
     Args:
@@ -721,7 +721,7 @@ def _nodes(bands: Sequence[Band]) -> int:
     return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
 
 
-def in_slices(axis: _AxisGraph, count: int) -> tuple[Band, ...]:
+def in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
     """All that can be in so many slices.
 
     Raises:
@@ -751,7 +751,7 @@ def _bands(
     )
 
 
-def _tried(job: ToSlice, axis: _AxisGraph, bands: tuple[Band, ...]) -> Chunking:
+def _tried(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> Chunking:
     """One candidate, laid out."""
     made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands, bool(job.ranges)))
     asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
