@@ -5,7 +5,7 @@ before and after in processes of their own that take turns: own memory of the pr
 beyond that, and the fastest run. Outputs are compared bit for bit. A network that gains nothing has the reason.
 """
 
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def _run(footprint: Footprint) -> int:
     return max(1, footprint.run_bytes or 0)
 
 
-def main(names: Sequence[str]) -> Iterator[str]:
+def lines(names: Sequence[str]) -> Iterator[str]:
     """The lines of the table, of all networks or those of these names."""
     yield from stamp(" ".join(["inference.loops", *names]), ("onnxruntime", "onnx", "onnx-ir", "numpy"))
     yield ""
@@ -68,5 +68,13 @@ def main(names: Sequence[str]) -> Iterator[str]:
         yield f"{family}: {len(ratios)} gain, {memory:.3f} of the memory of a run at {took:.2f} of its time"
 
 
+def main() -> None:
+    """Measure, print and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS], help="only these networks, and no file")
+    names = parser.parse_args().names
+    keep(lines(names), None if names else Path(__file__).with_suffix(".txt"))
+
+
 if __name__ == "__main__":
-    keep(main(sys.argv[1:]), None if sys.argv[1:] else Path(__file__).with_suffix(".txt"))
+    main()
