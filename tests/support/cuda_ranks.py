@@ -5,6 +5,7 @@
 It runs the folder's plan.onnx, and writes there what `tests/runtime/test_cuda_sessions.py` looks at.
 """
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -55,6 +56,8 @@ def main(folder: Path) -> None:
     session.step(batch)
     found["parameters"] = [float(session._weights.array(name).mean()) for name in session._roles[0].parameters]
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    del session, arrays
+    gc.collect()  # whoever holds the group while the interpreter ends may end the process with it
     dist.destroy_process_group()
 
 
