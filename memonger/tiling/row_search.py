@@ -444,7 +444,7 @@ class _Search:
             if asked > rows or asked >= most:
                 break
             band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
-            if band == candidates[-1].band:
+            if band.slices < 2 or band == candidates[-1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:

@@ -273,3 +273,16 @@ def test_other_bits_in_strips_are_refused_unless_allowed(monkeypatch: pytest.Mon
     monkeypatch.setattr(RowTiles, "seen", seen)
     assert band.last not in {one.last for one in _plan(_unet(), chunks="strips:4").chunks}
     assert "by up to 1.0e-07" in _plan(_unet(), chunks="strips:4", allow_rounding=True).notes[-1]
+
+
+def test_strips_that_keep_all_cores_busy_may_be_the_whole_image() -> None:
+    """Of 8 rows and 2 a quarter as high, two cores take 8 at a time: that is one strip, which is none."""
+    text = """g (float[1, 64, 8, 2048] x) => (float[1, 64, 8, 2048] y) <float[4] by = {1, 1, 4, 1}> {
+        a = Conv (x, w) b = Relu (a) p = MaxPool <kernel_shape = [4, 1], strides = [4, 1]> (b) q = Conv (p, w)
+        r = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (q, , by)
+        s = Add (r, b) y = Conv (s, w)
+    }"""
+    model = parse(text, opset=20, ir_version=10)
+    model.graph.initializer.append(numpy_helper.from_array(normal(1, 64, 64, 1, 1), "w"))
+    plan = memonger.search_plan(model, device="cpu", mode="inference", threads=2)
+    assert all(count > 1 for band in plan.chunks for count in band.slices)
