@@ -321,6 +321,7 @@ class _Memory:
 
 def _aligned(array: np.ndarray) -> np.ndarray:
     """The array, dense, at a multiple of the alignment: itself where it is that."""
+    array = np.asarray(array)  # arithmetic on one without axes gives a number
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
     made = _bytes(array.nbytes).view(array.dtype).reshape(array.shape)

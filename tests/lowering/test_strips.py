@@ -18,11 +18,12 @@ from memonger.errors import PlanError
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
+from memonger.plan_records import Spent
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowTiles
 from memonger.tiling.row_tiles import RowBand, exits_of, in_row_tiles, needs_own, row_rules, rows_in
-from memonger.tiling.slice_check import SeenAlone
+from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from tests.support import networks
 from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge
 from tests.support.one_node_executor import run_poisoned
@@ -286,3 +287,12 @@ def test_strips_that_keep_all_cores_busy_may_be_the_whole_image() -> None:
     model.graph.initializer.append(numpy_helper.from_array(normal(1, 64, 64, 1, 1), "w"))
     plan = memonger.search_plan(model, device="cpu", mode="inference", threads=2)
     assert all(count > 1 for band in plan.chunks for count in band.slices)
+
+
+@pytest.mark.parametrize("kind", [ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.BOOL])
+def test_a_number_without_axes_is_drawn_as_an_array(kind: ir.DataType) -> None:
+    """A zero point of a quantized model is one."""
+    value = ir.Value(name="zero", type=ir.TensorType(kind), shape=ir.Shape([]))
+    drawn = SliceCheck(1, Spent())._random(value, 0)
+    assert isinstance(drawn, np.ndarray)
+    assert (drawn.shape, drawn.dtype) == ((), kind.numpy())
