@@ -18,27 +18,24 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.files import write_whole
-from memonger.ir.marks import before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import Source, load_as_is
 from memonger.options import Options
 from memonger.planner import search_plan as planner
+from memonger.planner.chunk_timing import NOISE
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
 from memonger.tiling.axes import Axes
-from memonger.tiling.chunk_stages import StepSpan
+from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import AxisGraph, search_of
+from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
-
-MOST_SLICES = 64
-"""Finer slices leave kernels too little to do."""
 
 ITERATION_SECONDS = 3e-5
 """What a loop does around the nodes of its body, each time."""
@@ -57,11 +54,6 @@ WORTH = 0.9
 
 TURNS, TURN_SECONDS = 4, 0.3
 """Turns of each process, and about how long one takes."""
-
-NOISE = 0.03
-"""How much longer runs may seem to take than they are allowed to: what equal runs differ by."""
-
-ROUNDED = "gives other last bits on slices than on whole values"
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -233,11 +225,7 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
         return
     model = axis.lowered.model
     made = chunked(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
-    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
-    for node in made.graph:
-        chunk = chunk_of(node)
-        if chunk is not None:
-            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+    copies = copies_by_node(made)
     for node, how in zip(model.graph, axis.axes.nodes, strict=True):
         own = copies.get(str(node.name), ())
         if isinstance(how, Slicing) and own and operator_name(node) not in EXACT | {"Conv"}:

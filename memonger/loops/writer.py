@@ -114,9 +114,9 @@ def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
             for index, value in enumerate(node.inputs):
                 if value is None or value.const_value is None or value.is_graph_input():
                     continue
-                if value not in copies and value.graph is not main:
-                    continue
                 if value not in copies:
+                    if value.graph is not main:
+                        continue
                     is_alone = all(use.node in inside for use in value.uses())
                     name = str(value.name) if is_alone else writer.fresh(str(value.name))
                     own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
@@ -160,7 +160,6 @@ class _BandInLoops:
         counts: Into how many slices each stage is cut.
         open_size: See `with_loops`.
         axis_of: The axis of each value that is cut.
-        dims_of: The shape of each that a loop surrounds, as the innermost of them sees it.
         reads: The inputs of each node that are cut.
     """
 
@@ -217,8 +216,6 @@ class _BandInLoops:
     def _loop(self, body: list[ir.Node], count: int, around: int) -> list[ir.Node]:
         """A loop over the slices in one of the surrounding ones, and what makes its inputs and outputs."""
         own, runs = set(body), count // around
-        if self.open_size and (count != self.size or around > 1 or any(self.axis_of[v] for v in self._crossing(body))):
-            raise NotInLoopsError("a dimension of any size takes one loop, of slices of one.")
         made = {value for node in body for value in node.outputs}
         before, entries, inputs = list[ir.Node](), dict[ir.Value, ir.Value](), list[ir.Value]()
         for node in body:
@@ -236,6 +233,9 @@ class _BandInLoops:
         exits = [
             v for node in body for v in node.outputs if v.is_graph_output() or any(n not in own for n in v.consumers())
         ]
+        crossing = (*entries, *exits)
+        if self.open_size and (count != self.size or around > 1 or any(self.axis_of[value] for value in crossing)):
+            raise NotInLoopsError("a dimension of any size takes one loop, of slices of one.")
         outputs, behind = list[ir.Value](), list[ir.Node]()
         for value in exits:
             inside = static_shape(value) or ()
@@ -256,13 +256,6 @@ class _BandInLoops:
         scan = ir.Node("", "Scan", inputs, attributes, outputs=outputs, name=name)
         self.reads[scan] = []
         return [*before, scan, *behind]
-
-    def _crossing(self, body: Sequence[ir.Node]) -> list[ir.Value]:
-        """What a loop reads and writes in slices."""
-        own = set(body)
-        read = [v for node in body for i in self.reads.get(node, ()) if (v := node.inputs[i]) is not None]
-        made = [v for node in body for v in node.outputs if any(user not in own for user in v.consumers())]
-        return [value for value in (*read, *made) if value.producer() not in own or value in made]
 
     def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
         """A value's slices have to be stretches of it."""

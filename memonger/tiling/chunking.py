@@ -79,6 +79,9 @@ FEW = 4
 """Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
 for few rows kernels take other paths."""
 
+ROUNDED = "gives other last bits on slices than on whole values"
+"""Why a node stays whole."""
+
 FINEST = 3
 """Of candidates along an axis of which none fits, so many are laid out, to name the smallest."""
 
@@ -132,11 +135,7 @@ class Chunking(InSlices):
 
     def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
         """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
-        copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
-        for node in self.lowered.model.graph:
-            chunk = chunk_of(node)
-            if chunk is not None:
-                copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+        copies = copies_by_node(self.lowered.model)
         seen, model = InSlices.seen(self, check), self.axis.lowered.model
         for node, how in zip(model.graph, self.axis.axes.nodes, strict=True):
             if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
@@ -183,6 +182,16 @@ class Chunking(InSlices):
         """Estimated seconds of what runs again."""
         graph = self.axis.graph
         return math.fsum(cost for again, cost in zip(graph.again, graph.costs, strict=True) if again)
+
+
+def copies_by_node(model: ir.Model) -> Mapping[str, Sequence[tuple[ir.Node, int, int]]]:
+    """The copies of each node of a model in chunks, by its name, with the bounds of their slices."""
+    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
+    for node in model.graph:
+        chunk = chunk_of(node)
+        if chunk is not None:
+            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
+    return copies
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
@@ -320,7 +329,7 @@ class ChunkSearch:
             rows = candidate.slices_of(checked.different) if isinstance(candidate, RowTiles) else {}
             self._refused_rows |= rows
             others = (name for name in checked.different if name not in rows)
-            self._refused |= dict.fromkeys(others, "gives other last bits on slices than on whole values")
+            self._refused |= dict.fromkeys(others, ROUNDED)
         return None
 
     def _candidates(self) -> list[Candidates]:
