@@ -28,6 +28,7 @@ from memonger.planner.chunk_timing import NOISE
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.program import inputs_of
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
@@ -341,7 +342,7 @@ class _Contest:
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed."""
-        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(feeding.inputs_of(self.model.graph)))
+        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)

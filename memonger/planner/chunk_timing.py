@@ -18,6 +18,7 @@ from pathlib import Path
 from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime.program import inputs_of
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 from memonger.units import MiB
@@ -114,7 +115,7 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
         batch = inputs if inputs is not None else feeding.random_feeds(trainer.inputs)
         return lambda: trainer.step(batch)
     session = Session(plan, check_order=False)
-    given = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
+    given = inputs if inputs is not None else feeding.random_feeds(inputs_of(plan.model.graph))
     return lambda: session.run(given, copy=False)
 
 

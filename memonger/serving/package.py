@@ -14,7 +14,7 @@ from memonger.lowering import calibrate
 from memonger.plan import Plan
 from memonger.runtime import onnxruntime, program
 from memonger.runtime.as_written import check_as_written
-from memonger.runtime.session import device_of
+from memonger.runtime.prepare import device_of
 from memonger.serving.fleet_memory import memory_of, need_of
 from memonger.serving.order import stock_bytes
 from memonger.shapes.ranges import DimRange, described

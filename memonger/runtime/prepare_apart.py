@@ -1,0 +1,230 @@
+"""Planned files read and checked in a process that ends with it, so that who runs them doesn't keep what that takes.
+
+Reading a planned file takes onnx, protobuf and most of memonger: some 15 MiB of modules that a server would keep for as
+long as it lives, and beside a small model that is most of what it takes. So where this process hasn't loaded onnx, a
+child does all of it, and hands over what sessions are made from (`memonger.runtime.prepared`). Meanwhile this process
+imports onnxruntime. Who has loaded onnx already would gain nothing: then, and where no child can be started, this
+process does it itself, by the same function.
+
+What is handed over is pickled: both ends are this package, and the pipe is theirs alone. First comes the record, then,
+each when the one before has been read, what each session is made of, with its message apart, which is large and let go
+of as soon as the session is made.
+"""
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any
+
+from memonger import words
+from memonger.errors import MemongerError, RuntimeUnavailableError, SessionError
+from memonger.runtime.onnxruntime import onnxruntime
+from memonger.runtime.prepared import Message, Prepared, SessionGroup, Wanted
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from memonger.plan import Plan
+
+_READY = b"memonger prepares\n"
+"""What the child says first: anything else is no Python with this package in it."""
+
+_CHILD = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from memonger.runtime.prepare_apart import serve; serve()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error of the child's, to be raised here."""
+
+    kind: type[BaseException]
+    arguments: tuple[Any, ...]
+    state: dict[str, Any]
+    where: str
+
+    @staticmethod
+    def of(error: BaseException) -> "_Failure":
+        import traceback
+
+        if isinstance(error, MemongerError):
+            return _Failure(type(error), error.args, dict(error.__dict__), "")
+        arguments = tuple(one for one in error.args if isinstance(one, str | int))
+        return _Failure(type(error), arguments, {}, "".join(traceback.format_exception(error)))
+
+    def error(self) -> BaseException:
+        """The same again."""
+        made = self.kind.__new__(self.kind, *self.arguments)
+        made.__dict__.update(self.state)
+        if self.where:
+            made.__cause__ = RuntimeError(f"in the process that prepares plans:\n{self.where}")
+        return made
+
+
+def prepared_for(
+    source: "Plan | str | Path | Sequence[Plan | str | Path]", wanted: Wanted
+) -> tuple[Prepared, Iterator[SessionGroup]]:
+    """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
+
+    Raises:
+        SessionError: as that; the child died.
+        PlanFileError, VerificationError, RuntimeUnavailableError: as that.
+    """
+    given = [source] if isinstance(source, str | Path) else source
+    paths = [one for one in given if isinstance(one, str | Path)] if isinstance(given, Sequence) else []
+    if "onnx" not in sys.modules and paths and paths == given:
+        child = _Child.start(paths, wanted)
+        if child is not None:
+            with suppress(RuntimeUnavailableError):
+                onnxruntime()  # meanwhile
+            prepared = child.prepared()
+            if prepared is not None:
+                return prepared, child.groups()
+    from memonger.runtime.prepare import prepare_session
+
+    return prepare_session(source, wanted)
+
+
+class _Child:
+    """The parent's end of a process that prepares plans."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", paths: Sequence[str | Path]) -> None:
+        self._process, self._paths = process, paths
+        assert process.stdout is not None
+        self._pipe = process.stdout
+        self._records = pickle.Unpickler(_exactly(self._pipe))
+
+    @staticmethod
+    def start(paths: Sequence[str | Path], wanted: Wanted) -> "_Child | None":
+        """A child that prepares these files; None where none can be started."""
+        import subprocess
+
+        if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
+            return None
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return None
+        assert process.stdin is not None
+        child = _Child(process, paths)
+        try:
+            with process.stdin as pipe:
+                pickle.dump(sys.path, pipe)
+                pickle.dump((list(paths), wanted, words.manner()), pipe)
+            if child._pipe.readline() == _READY:
+                return child
+        except OSError:
+            pass
+        except BaseException:
+            child.end()
+            raise
+        child.end()
+        return None
+
+    def prepared(self) -> Prepared | None:
+        """The plans; None where the child leaves them to this process.
+
+        Raises:
+            MemongerError: what the child found wrong; it died.
+        """
+        found: Prepared | None = self._next()
+        if found is None:
+            self.end()
+        return found
+
+    def groups(self) -> Iterator[SessionGroup]:
+        """What each session is made of. Raises as `prepared`."""
+        while (group := self._next()) is not None:
+            yield replace(group, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
+        self.end()
+
+    def _next(self) -> Any:
+        record = self._loaded(self._records)
+        if isinstance(record, _Failure):
+            self.end()
+            raise record.error()
+        return record
+
+    def _loaded(self, unpickler: pickle.Unpickler) -> Any:
+        try:
+            return unpickler.load()
+        except (EOFError, pickle.UnpicklingError):
+            raise SessionError(self._death()) from None
+        except BaseException:
+            self.end()
+            raise
+
+    def _death(self) -> str:
+        """What to say of a child that ended before it was done."""
+        names, status = ", ".join(map(str, self._paths)), self._process.wait()
+        self._pipe.close()
+        how = f"ended with status {status}"
+        if status < 0:
+            import signal
+
+            how = f"was ended by {signal.Signals(-status).name}" + (" (out of memory?)" if status == -9 else "")
+        return (
+            f"{names}: the process that reads and checks planned files {how}. It takes as much memory as the file's "
+            "own bytes and some 60 MiB; `import onnx` before memonger has this process do it."
+        )
+
+    def end(self) -> None:
+        """End it, if it isn't over."""
+        self._process.kill()
+        with suppress(OSError):
+            self._pipe.close()
+        self._process.wait()
+
+    def __del__(self) -> None:
+        """Whoever lost interest, as where a session can't be made, ends it as well."""
+        if self._process.returncode is None:
+            self.end()
+
+
+def _exactly(pipe: IO[bytes]) -> Any:
+    """The same without ``peek``: pickles that are read by turns mustn't be read ahead."""
+    return SimpleNamespace(read=pipe.read, readline=pipe.readline)
+
+
+def serve() -> None:
+    """The child: prepare what the standard input says, and hand it over by the standard output."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    paths, wanted, manner = pickle.load(sys.stdin.buffer)
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print isn't for the parent
+    pipe.write(_READY)
+    pipe.flush()
+    records = pickle.Pickler(pipe, pickle.HIGHEST_PROTOCOL)
+    try:
+        with words.speaking(manner):
+            from memonger.runtime.prepare import prepare_session
+
+            prepared, groups = prepare_session(paths, wanted)
+            if any(plan.ranged is not None for plan in prepared.plans):
+                records.dump(None)  # shapes are computed as they come: what does that can't be handed over
+            else:
+                records.dump(prepared)
+                for group in groups:
+                    records.dump(replace(group, model=_NO_MESSAGE))
+                    pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
+                records.dump(None)
+    except BrokenPipeError:
+        pass
+    except BaseException as error:
+        records.dump(_Failure.of(error))
+    with suppress(BrokenPipeError):
+        pipe.flush()
+    os._exit(0)  # at once: nothing here is worth taking apart
+
+
+_NO_MESSAGE = Message(b"")
