@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from memonger import words
 from memonger.errors import MemongerError, RuntimeUnavailableError, SessionError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import subprocess
 
     from memonger.plan import Plan
+
+Source: TypeAlias = "Plan | str | Path | Sequence[Plan | str | Path]"
 
 _READY = b"memonger prepares\n"
 """What the child says first: anything else is no Python with this package in it."""
@@ -67,25 +69,20 @@ class _Failure:
         return made
 
 
-def prepared_for(
-    source: "Plan | str | Path | Sequence[Plan | str | Path]", wanted: Wanted
-) -> tuple[Prepared, Iterator[SessionGroup]]:
+def prepared_for(source: Source, wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
     """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
 
     Raises:
         SessionError: as that; the child died.
         PlanFileError, VerificationError, RuntimeUnavailableError: as that.
     """
-    given = [source] if isinstance(source, str | Path) else source
-    paths = [one for one in given if isinstance(one, str | Path)] if isinstance(given, Sequence) else []
-    if "onnx" not in sys.modules and paths and paths == given:
-        child = _Child.start(paths, wanted)
-        if child is not None:
-            with suppress(RuntimeUnavailableError):
-                onnxruntime()  # meanwhile
-            prepared = child.prepared()
-            if prepared is not None:
-                return prepared, child.groups()
+    child = None if "onnx" in sys.modules else _Child.start(source, wanted)
+    if child is not None:
+        with suppress(RuntimeUnavailableError):
+            onnxruntime()  # meanwhile
+        prepared = child.prepared()
+        if prepared is not None:
+            return prepared, child.groups()
     from memonger.runtime.prepare import prepare_session
 
     return prepare_session(source, wanted)
@@ -101,12 +98,16 @@ class _Child:
         self._records = pickle.Unpickler(_exactly(self._pipe))
 
     @staticmethod
-    def start(paths: Sequence[str | Path], wanted: Wanted) -> "_Child | None":
-        """A child that prepares these files; None where none can be started."""
-        import subprocess
-
+    def start(source: Source, wanted: Wanted) -> "_Child | None":
+        """A child that prepares these files; None where it isn't files alone, and where none can be started."""
+        given = [source] if isinstance(source, str | Path) else source
+        if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
+            return None
         if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
             return None
+        import subprocess
+
+        paths = [one if isinstance(one, Path) else str(one) for one in given]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -118,24 +119,19 @@ class _Child:
         try:
             with process.stdin as pipe:
                 pickle.dump(sys.path, pipe)
-                pickle.dump((list(paths), wanted, words.manner()), pipe)
-            if child._pipe.readline() == _READY:
-                return child
-        except OSError:
-            pass
-        except BaseException:
+                pickle.dump((paths, wanted, words.manner()), pipe)
+        except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
             child.end()
-            raise
-        child.end()
-        return None
+            return None
+        return child
 
     def prepared(self) -> Prepared | None:
-        """The plans; None where the child leaves them to this process.
+        """The plans; None where the child leaves them to this process, or is none of ours.
 
         Raises:
             MemongerError: what the child found wrong; it died.
         """
-        found: Prepared | None = self._next()
+        found: Prepared | None = self._next() if self._pipe.readline() == _READY else None
         if found is None:
             self.end()
         return found
