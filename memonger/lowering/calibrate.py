@@ -356,7 +356,7 @@ def _run_once(
     with _ended_in_time(model) as (options, is_over):
         try:
             for name, feed in given.items():
-                binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types[name]))
+                binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
             bound = persisting.bind(binding) if persisting is not None else frozenset()
             for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
                 if name not in bound:

@@ -162,14 +162,15 @@ class _Child:
         """What to say of a child that ended before it was done."""
         names, status = ", ".join(map(str, self._paths)), self._process.wait()
         self._pipe.close()
-        how = f"ended with status {status}"
+        how, why = f"ended with status {status}", ""
         if status < 0:
             import signal
 
-            how = f"was ended by {signal.Signals(-status).name}" + (" (out of memory?)" if status == -9 else "")
+            how = f"was ended by {signal.Signals(-status).name}"
+            why = " Memory may have run out." if status == -signal.SIGKILL else " Is the file sound?"
         return (
-            f"{names}: the process that reads and checks planned files {how}. It takes as much memory as the file's "
-            "own bytes and some 60 MiB; `import onnx` before memonger has this process do it."
+            f"{names}: the process that reads and checks planned files {how}.{why} It takes some 70 MiB and what the "
+            "file has; where `import onnx` comes before the session, this process does that itself."
         )
 
     def end(self) -> None:
@@ -203,8 +204,10 @@ def serve() -> None:
     records = pickle.Pickler(pipe, pickle.HIGHEST_PROTOCOL)
     try:
         with words.speaking(manner):
+            from memonger.ir import onnx_process
             from memonger.runtime.prepare import prepare_session
 
+            onnx_process.IS_EXPENDABLE = True
             prepared, groups = prepare_session(paths, wanted)
             if any(plan.ranged is not None for plan in prepared.plans):
                 records.dump(None)  # shapes are computed as they come: what does that can't be handed over
