@@ -16,6 +16,7 @@ from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.ir.element_types import ElementType
+from memonger.ir.fields import delimited, varint
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Message
@@ -228,24 +229,22 @@ def making_sessions() -> AbstractContextManager[object]:
     return _allocators.lock
 
 
-def _field(number: int, content: bytes | int) -> bytes:
-    """A field of a protobuf message: a short one, or a small number."""
-    if isinstance(content, int):
-        return bytes([number << 3, content])
-    return bytes([number << 3 | 2, len(content)]) + content
-
-
 def _copying_model() -> Message:
-    shape = _field(1, _field(1, 1))  # TensorShapeProto: one dimension, of size 1
-    kind = _field(1, _field(1, ElementType.FLOAT) + _field(2, shape))  # TypeProto: a tensor
-    ends = (_field(number, _field(1, name) + _field(2, kind)) for number, name in ((11, b"x"), (12, b"y")))
-    node = _field(1, b"x") + _field(2, b"y") + _field(4, b"Identity")
-    graph = b"".join([_field(1, node), _field(2, b"copy"), *ends])
-    return Message(_field(1, 9) + _field(7, graph) + _field(8, _field(2, 17)))
+    """By the fields of ModelProto and what is in it, as nothing here knows onnx."""
+
+    def field(number: int, content: bytes | int) -> bytes:
+        return delimited(number, content) if isinstance(content, bytes) else varint(number << 3) + varint(content)
+
+    shape = field(1, field(1, 1))  # one dimension, of size 1
+    kind = field(1, field(1, ElementType.FLOAT) + field(2, shape))  # a tensor
+    ends = (field(number, field(1, name) + field(2, kind)) for number, name in ((11, b"x"), (12, b"y")))
+    node = field(1, b"x") + field(2, b"y") + field(4, b"Identity")
+    graph = b"".join([field(1, node), field(2, b"copy"), *ends])
+    return Message(field(1, 9) + field(7, graph) + field(8, field(2, 17)))
 
 
 COPYING_MODEL = _copying_model()
-"""A model of one node: ``y`` is a copy of ``x``, float32 of shape [1]. Written by hand, as nothing here knows onnx."""
+"""A model of one node: ``y`` is a copy of ``x``, float32 of shape [1]."""
 
 
 class _Shrinker:

@@ -3,8 +3,9 @@
 Reading a planned file takes onnx, protobuf and most of memonger: some 15 MiB of modules that a server would keep for as
 long as it lives, and beside a small model that is most of what it takes. So where this process hasn't loaded onnx, a
 child does all of it, and hands over what sessions are made from (`memonger.runtime.prepared`). Meanwhile this process
-imports onnxruntime. Who has loaded onnx already would gain nothing: then, and where no child can be started, this
-process does it itself, by the same function.
+imports onnxruntime, and the child needs none of its own to try onnx's checker in, so that this takes no longer. Who has
+loaded onnx already would gain nothing, and a plan for ranges of sizes needs it when it runs: then, and where no child
+can be started, this process does it itself, by the same function.
 
 What is handed over is pickled: both ends are this package, and the pipe is theirs alone. First comes the record, then,
 each when the one before has been read, what each session is made of, with its message apart, which is large and let go
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from memonger import words
 from memonger.errors import MemongerError, RuntimeUnavailableError, SessionError
+from memonger.ir.fields import plan_in
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Message, Prepared, SessionGroup, Wanted
 
@@ -99,10 +101,12 @@ class _Child:
 
     @staticmethod
     def start(source: Source, wanted: Wanted) -> "_Child | None":
-        """A child that prepares these files; None where it isn't files alone, and where none can be started."""
+        """A child that prepares these files; None for what it can't do, and where none can be started."""
         given = [source] if isinstance(source, str | Path) else source
         if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
             return None
+        if any((plan_in(one) or {}).get("ranges") for one in given if isinstance(one, str | Path)):
+            return None  # shapes are computed as they come, by rules that take onnx
         if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
             return None
         import subprocess
@@ -126,7 +130,7 @@ class _Child:
         return child
 
     def prepared(self) -> Prepared | None:
-        """The plans; None where the child leaves them to this process, or is none of ours.
+        """The plans; None where the child is none of ours.
 
         Raises:
             MemongerError: what the child found wrong; it died.
@@ -209,14 +213,11 @@ def serve() -> None:
 
             onnx_process.IS_EXPENDABLE = True
             prepared, groups = prepare_session(paths, wanted)
-            if any(plan.ranged is not None for plan in prepared.plans):
-                records.dump(None)  # shapes are computed as they come: what does that can't be handed over
-            else:
-                records.dump(prepared)
-                for group in groups:
-                    records.dump(replace(group, model=_NO_MESSAGE))
-                    pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
-                records.dump(None)
+            records.dump(prepared)
+            for group in groups:
+                records.dump(replace(group, model=_NO_MESSAGE))
+                pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
+            records.dump(None)
     except BrokenPipeError:
         pass
     except BaseException as error:

@@ -15,10 +15,10 @@ from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.ir.checks import root_cause
 from memonger.ir.element_types import ElementType
+from memonger.ir.fields import varint
 from memonger.ir.packed import tell
 from memonger.ir.tensors import FILES, external_tensors, is_large, sizes_of_parts
 from memonger.ir.values import tensor_shape
-from memonger.ir.wire import varint
 from memonger.runtime import ort
 from memonger.runtime.prepared import Held, Message
 
