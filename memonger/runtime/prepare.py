@@ -31,13 +31,12 @@ from memonger.words import option
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
 
-def prepare_session(source: Source, wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
-    """What a session is made of; see `prepare`.
+def prepare_session(plans: Sequence[Plan], wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
+    """What a session of plans (`plans_of`) is made of; see `prepare`.
 
     Raises:
-        SessionError, PlanFileError, VerificationError, RuntimeUnavailableError: as `memonger.Session`.
+        SessionError, PlanFileError, RuntimeUnavailableError: as `memonger.Session`.
     """
-    plans = plans_of(source, wanted.check_weights)
     device = device_of(plans[0], wanted.device)
     for one in plans:
         check_stamp(one, device)

@@ -85,9 +85,9 @@ def prepared_for(source: Source, wanted: Wanted) -> tuple[Prepared, Iterator[Ses
         prepared = child.prepared()
         if prepared is not None:
             return prepared, child.groups()
-    from memonger.runtime.prepare import prepare_session
+    from memonger.runtime.prepare import plans_of, prepare_session
 
-    return prepare_session(source, wanted)
+    return prepare_session(plans_of(source, wanted.check_weights), wanted)
 
 
 class _Child:
@@ -121,9 +121,9 @@ class _Child:
         assert process.stdin is not None
         child = _Child(process, paths)
         try:
-            with process.stdin as pipe:
-                pickle.dump(sys.path, pipe)
-                pickle.dump((paths, wanted, words.manner()), pipe)
+            pickle.dump(sys.path, process.stdin)
+            pickle.dump((paths, wanted, words.manner()), process.stdin)
+            process.stdin.flush()
         except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
             child.end()
             return None
@@ -144,7 +144,8 @@ class _Child:
         """What each session is made of. Raises as `prepared`."""
         while (group := self._next()) is not None:
             yield replace(group, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
-        self.end()
+        self._close()  # all sessions are made: what it had in temporary files for them may go
+        self._process.wait()
 
     def _next(self) -> Any:
         record = self._loaded(self._records)
@@ -164,8 +165,8 @@ class _Child:
 
     def _death(self) -> str:
         """What to say of a child that ended before it was done."""
+        self._close()
         names, status = ", ".join(map(str, self._paths)), self._process.wait()
-        self._pipe.close()
         how, why = f"ended with status {status}", ""
         if status < 0:
             import signal
@@ -178,11 +179,16 @@ class _Child:
         )
 
     def end(self) -> None:
-        """End it, if it isn't over."""
+        """End it, whatever it does."""
         self._process.kill()
-        with suppress(OSError):
-            self._pipe.close()
+        self._close()
         self._process.wait()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._pipe):
+            with suppress(OSError):  # what was not sent yet
+                if stream is not None:
+                    stream.close()
 
     def __del__(self) -> None:
         """Whoever lost interest, as where a session can't be made, ends it as well."""
@@ -209,10 +215,11 @@ def serve() -> None:
     try:
         with words.speaking(manner):
             from memonger.ir import onnx_process
-            from memonger.runtime.prepare import prepare_session
+            from memonger.runtime.prepare import plans_of, prepare_session
 
             onnx_process.IS_EXPENDABLE = True
-            prepared, groups = prepare_session(paths, wanted)
+            plans = plans_of(paths, wanted.check_weights)  # kept to the end, with temporary files that weights are in
+            prepared, groups = prepare_session(plans, wanted)
             records.dump(prepared)
             for group in groups:
                 records.dump(replace(group, model=_NO_MESSAGE))
@@ -224,7 +231,7 @@ def serve() -> None:
         records.dump(_Failure.of(error))
     with suppress(BrokenPipeError):
         pipe.flush()
-    os._exit(0)  # at once: nothing here is worth taking apart
+    sys.stdin.buffer.read()  # until the parent has made its sessions: they may read temporary files of this process
 
 
 _NO_MESSAGE = Message(b"")

@@ -30,6 +30,9 @@ Threads = Literal["lock", "arena"]
 class Session:
     """A planned model, ready to run; or one model planned for several input shapes, of which each run picks its own.
 
+    Planned files are read and checked in a process of their own, so that this one doesn't keep the modules which that
+    takes. Where ``import onnx`` came before, and for plans for ranges of sizes, this process does it.
+
     Several plans share one arena, as large as the largest needs. Plans that differ in shapes only share one
     onnxruntime session as well, and so one copy of the weights. Plans with chunks, and for ranges of sizes, don't: each
     has sessions of its own. What a plan for its sizes alone takes, one for ranges doesn't run; of several such plans

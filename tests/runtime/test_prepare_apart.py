@@ -25,10 +25,16 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from memonger import Session
+from memonger.runtime import prepare_apart
 
 folder, found = Path(sys.argv[1]), {}
 given = dict(np.load(folder / "inputs.npz"))
-for name, files in (*((one, [one]) for one in ("plain", "chunked", "kept")), ("several", ["plain", "larger"])):
+for name, files in (
+    *((one, [one]) for one in ("plain", "chunked", "kept")), ("several", ["plain", "larger"]), ("spilled", ["plain"])
+):
+    if name == "spilled":  # weights go to temporary files of the other process, as those of large files do
+        spills = "from memonger.ir import wire; wire.SPILLED = 0; serve()"
+        prepare_apart._CHILD = prepare_apart._CHILD.replace("serve()", spills)
     with Session([folder / f"{file}.onnx" for file in files]) as session:
         for number, feeds in enumerate(json.loads((folder / f"{name}.json").read_text())):
             results = session.run({key: given[place] for key, place in feeds.items()})
@@ -103,6 +109,7 @@ def test_a_process_that_runs_plans_loads_nothing_of_onnx(folder: Path) -> None:
         "chunked": [{"x": normal(4, 64, 8)}],
         "kept": [{"x": normal(10 + step, 2, 8)} for step in range(STEPS)],
         "several": [{"x": normal(5, 16, 8)}, {"x": normal(6, 4, 8)}],
+        "spilled": [{"x": normal(7, 4, 8)}],
     }
     given = {
         f"{name}/{n}/{key}": one
@@ -116,7 +123,7 @@ def test_a_process_that_runs_plans_loads_nothing_of_onnx(folder: Path) -> None:
         (folder / f"{name}.json").write_text(json.dumps(places))
     subprocess.run([sys.executable, "-c", RUNS, folder], check=True)
     results, h = dict(np.load(folder / "results.npz")), np.zeros((2, 8), np.float32)
-    for name, batch in (("plain", 4), ("chunked", 64)):
+    for name, batch in (("plain", 4), ("chunked", 64), ("spilled", 4)):
         (feeds,) = runs[name]
         assert (results[f"{name}/steps"] > 1) == (name == "chunked")
         assert same(results[f"{name}/0/y"], run_stock(_model(batch), feeds, "ORT_ENABLE_ALL")["y"])
