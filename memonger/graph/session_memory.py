@@ -36,11 +36,15 @@ _TRAINING = (9 * MiB, 8.5 * KiB)
 _INFERENCE = (1.5 * MiB, 20 * KiB)
 _CHUNKS = (1.5 * MiB, 4 * KiB)  # beside those of inference: for each step its addresses
 
-_PROCESS = (25.5 * MiB, 16 * KiB)
-"""What a process takes for inference beside tensors, modules included, and for each node."""
+_PROCESS = (12.3 * MiB, 16 * KiB)
+"""What a process takes for inference beside tensors, modules included, and for each node: importing onnxruntime takes
+8.4 MiB, and what runs a planned file 3.5."""
+
+_ONNX = 13.2 * MiB
+"""What the modules take besides of onnx, its libraries, and what knows graphs: with ranges of sizes they stay."""
 
 _MODULES = 24 * MiB
-"""Of that, what modules take: onnxruntime's 8.4 MiB, onnx and its libraries, and this package's own."""
+"""What modules take in training: all of these."""
 
 _CHECKED = 2.5 * KiB
 """What the profile of the first run keeps of a node, by which its order is checked."""
@@ -192,4 +196,5 @@ def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimR
     nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
     nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
     base, each = _PROCESS
+    base += _ONNX if ranges else 0
     return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))
