@@ -222,6 +222,7 @@ def serve() -> None:
             prepared, groups = prepare_session(plans, wanted)
             records.dump(prepared)
             for group in groups:
+                pipe.flush()
                 records.dump(replace(group, model=_NO_MESSAGE))
                 pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
             records.dump(None)

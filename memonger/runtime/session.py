@@ -96,8 +96,9 @@ class Session:
                 "intra_op_threads is the number of threads within a node."
             )
         check_graphs(cuda_graph)
+        kept = dict(state) if isinstance(state, Mapping) else state
         prepared, groups = prepared_for(
-            plan, Wanted(device, check_weights, check_order, state, has_arenas=threads == "arena", pads=pad)
+            plan, Wanted(device, check_weights, check_order, kept, has_arenas=threads == "arena", pads=pad)
         )
         self.device, self._name = prepared.device, prepared.name
         self._sizes, self._maps = prepared.sizes, prepared.maps
