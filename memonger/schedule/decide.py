@@ -34,6 +34,9 @@ IN_SLICES = 200_000
 """Effort for layouts of a model in slices that are compared: its many small buffers lie well after the allocators, and
 a search takes long."""
 
+_PAGE = 4 * KiB
+"""Bytes of memory that a process gets at once: fewer above a lower bound are worth no more effort."""
+
 Item = TypeVar("Item")
 
 _MANY = 50_000
@@ -50,7 +53,7 @@ class Solution:
         offsets: Byte offset of each planned value of the scheduled graph.
         arena_bytes: Size of the arena.
         outcome: What the strategy returned.
-        gap: Bytes by which more effort might make the arena smaller.
+        gap: Bytes by which more effort might make the arena smaller, where that is worth it.
     """
 
     schedule: tuple[int, ...]
@@ -378,7 +381,8 @@ def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outco
     least = min(bound for bound, _, _ in candidates)
     if layout.size - bound >= _WORTH and effort > _QUICK:
         layout = min(layout, allocate(storage.buffers, effort=effort), key=lambda each: each.size)
-    offsets, gap = _offsets(storage, layout), layout.size - least if effort < EFFORT else 0
+    offsets, gap = _offsets(storage, layout), layout.size - least
+    gap = gap if effort < EFFORT and gap >= _PAGE else 0
     return dataclasses.replace(solution, offsets=offsets, arena_bytes=layout.size, gap=gap)
 
 
