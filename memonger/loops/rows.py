@@ -10,6 +10,7 @@ What a slice reads of a value that is there whole, it gathers by row numbers; it
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -123,6 +124,21 @@ _MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsam
 """Operators that may write channels in blocks."""
 
 
+_NARROW, _DEEP = 64, 128
+"""Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
+
+
+def _least_rows(node: ir.Node) -> int:
+    """Of how few rows a node computes the products that it computes of the whole, in the same steps."""
+    if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
+        return 1
+    weight, width = static_shape(node.inputs[1]) or (), (static_shape(node.outputs[0]) or (1,))[-1]
+    is_up = node.op_type == "ConvTranspose"
+    summed = weight[0] if is_up else math.prod(weight[1:])
+    up = (node.attributes.get_ints("strides") or (1,))[0] if is_up else 1
+    return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
+
+
 @dataclass(slots=True)
 class _BandInLoop(BandWriter):
     """A band of which most slices are written once, as the body of a loop."""
@@ -131,7 +147,7 @@ class _BandInLoop(BandWriter):
 
     def write(self, rows: int) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        slices = row_slices(self.nodes, bounds(self.nodes, rows))
+        slices = [one for one in row_slices(self.nodes, bounds(self.nodes, rows), _least_rows) if one.tiles]
         begin, end = steady(slices)
         if end - begin < 2:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")

@@ -36,7 +36,7 @@ from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
-from memonger.tiling.cutting import Slicing
+from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import ToSlice
 from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import ways_in_rows
@@ -166,7 +166,8 @@ def shrink(
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
 
     Nodes that are independent along an axis of their values, the batch or a transformer's tokens, run in a loop on one
-    slice after the other, so that only slices of their values exist at a time.
+    slice after the other, so that only slices of their values exist at a time; those on single images for some rows
+    after the other.
 
     Args:
         source: What `memonger.load` takes.
@@ -258,7 +259,11 @@ def _why_not(model: ir.Model) -> str:
     """Why no node can be cut along an axis of an input."""
     sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
     if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):
-        return f"its batch is one; give it the size that it is to run with ({option('batch', 16)})"
+        rows = next((str(rule) for rule in row_rules(model) if isinstance(rule, Refusal)), "it reads no images")
+        return (
+            f"its batch is one; give it the size that it is to run with ({option('batch', 16)}); "
+            f"and by rows it can't be cut: {rows.rstrip('.')}"
+        )
     return "no node that reads an input can run on slices of it"
 
 

@@ -12,7 +12,7 @@ block]``.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,12 +111,16 @@ def needs_own(nodes: Mapping[ir.Node, RowRule]) -> bool:
     return any(value is not None and value.producer() in nodes for value in whole)
 
 
-def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+def row_slices(
+    nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]],
+    least: Callable[[ir.Node], int] = lambda node: 1,
+) -> list[RowSlice]:  # fmt: skip
     """The slices of a band, one after the other.
 
     Args:
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
+        least: How many rows a node gives at least, where it has as many: where fewer would be left, it gives these, too.
     """
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
@@ -129,6 +133,7 @@ def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
+            end = nodes[node].height if nodes[node].height - end < least(node) else end
             copy = nodes[node].copy(begin, end)
             done[node] = copy.rows[1]
             tiles.append((node, copy))
