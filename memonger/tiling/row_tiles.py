@@ -120,7 +120,7 @@ def row_slices(
     Args:
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
-        least: How many rows a node gives at least, where it has as many: where fewer would be left, it gives these, too.
+        least: How many rows a node gives at least, if it has as many: where fewer are left, it gives these, too.
     """
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
