@@ -283,15 +283,24 @@ def row_candidates(
 
 
 def ways_in_rows(
-    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES
-) -> tuple[ToSlice, list[list[BandOfRows]]]:
+    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES,
+    lines: int = 1, results: int = 1,
+) -> tuple[ToSlice, list[list[BandOfRows]]]:  # fmt: skip
     """Ways to run a model in slices of rows, the finest first: the model in the order of their steps, and bands.
 
-    The bands of a way follow each other, those that run as they are among them; the arguments are those of
-    `row_candidates`.
+    The bands of a way follow each other, those that run as they are among them.
+
+    Args:
+        job: See `row_candidates`, as for those that follow.
+        refused: Nodes.
+        asked: Slices.
+        most: Seconds.
+        most_copies: Nodes.
+        lines: How often the rows are there that are kept for later slices.
+        results: How often what a band computes for others is there.
     """
     job = _in_long_stretches(job)
-    return job, _Search(job, refused, asked).candidates(most, most_copies)
+    return job, _Search(job, refused, asked, lines, results).candidates(most, most_copies)
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -363,8 +372,8 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
 class _Search:
     """Cuts of one model into bands."""
 
-    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
-        self.job, self.refused, self.asked = job, refused, asked
+    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int) -> None:
+        self.job, self.refused, self.asked, self.lines, self.given = job, refused, asked, lines, results
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
@@ -476,7 +485,7 @@ class _Search:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum() + self.given * sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:
@@ -500,7 +509,8 @@ class _Search:
         for one in slices[:-1]:
             for node, copy in one.tiles:
                 done.update(dict.fromkeys(node.outputs, copy.rows[1]))
-        lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
+        kept_bytes = sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done)
+        lines = float(self.lines * kept_bytes)
         peak, nodes_more, moved = self._walked(own, size)
         peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
