@@ -7,8 +7,10 @@ candidate.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -20,6 +22,7 @@ from memonger.errors import PlanError
 from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
+from memonger.loops.rows import in_steady_slices, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import Source, load_as_is
 from memonger.options import Options
@@ -34,7 +37,11 @@ from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
-from memonger.tiling.cutting import Slicing
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.rewritten import ToSlice
+from memonger.tiling.row_rules import RowRule
+from memonger.tiling.row_search import RowSearch
+from memonger.tiling.row_tiles import RowBand, row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
 
@@ -136,21 +143,19 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    axis: AxisGraph
-    bands: tuple[Band, ...]
+    """Bands that run in loops.
+
+    Attributes:
+        bytes: What the model is estimated to need then.
+        seconds: How much longer it is estimated to take.
+        write: Gives the model in loops, or raises a `NotInLoopsError`.
+        loops: What runs in them.
+    """
+
     bytes: float
     seconds: float
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        """What runs in loops."""
-        nodes, stages = list(self.axis.lowered.model.graph), [one for band in self.bands for one in band.stages]
-        steps = [[n for n in range(s.begin, s.end) if isinstance(self.axis.axes.nodes[n], Slicing)] for s in stages]
-        return tuple(
-            Loop(str(nodes[own[0]].name), str(nodes[own[-1]].name), len(own), len(stage.slices) - 1)
-            for stage, own in zip(stages, steps, strict=True)
-            if own
-        )
+    write: Callable[[], ir.Model]
+    loops: tuple[Loop, ...]
 
 
 def shrink(
@@ -162,7 +167,8 @@ def shrink(
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
 
     Nodes that are independent along an axis of their values, the batch or a transformer's tokens, run in a loop on one
-    slice after the other, so that only slices of their values exist at a time.
+    slice after the other, so that only slices of their values exist at a time; those on single images for some rows
+    after the other.
 
     Args:
         source: What `memonger.load` takes.
@@ -188,31 +194,35 @@ def shrink(
     job = planner.prepare(source, options)
     progress("search")
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
-    axes, cores = search.axes_without({}), cores_of(0)
+    axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
     if check and not allow_rounding:
         sliced = SliceCheck(0, job.lowered.spent)
         axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
-    if not axes:
-        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     whole = float(search.job.plain.arena_bytes)
-    open_size = next(iter(ranges), "")
-    found = [each for axis in axes for each in _candidates(axis, cores, bool(ranges))]
+    found = [each for axis in axes for each in _candidates(axis, cores, open_size)]
+    if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
+        found += _in_rows(search.job)
+    if not axes and not found:
+        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
-    limit = max_overhead + (UNSURE if check else 0.0)
-    found = sorted((c for c in found if c.seconds <= limit * c.axis.seconds), key=lambda c: (c.bytes, c.seconds))
+    once = search.seconds
+    limit = (max_overhead + (UNSURE if check else 0.0)) * once
+    found = sorted((c for c in found if c.seconds <= limit), key=lambda c: (c.bytes, c.seconds))
     if not found:
         given = option("max_overhead", max_overhead)
         raise PlanError(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
     if not check:
-        return _unchecked(found, job.source.name, open_size)
+        return _unchecked(found, job.source.name)
     with TemporaryDirectory() as folder:
         progress("compare")
         others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
-        contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
+        contest = _Contest(
+            Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+        )
         return contest.winner(found)
 
 
@@ -235,10 +245,10 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
                 yield str(node.name)
 
 
-def _unchecked(found: Sequence[_Candidate], name: str, open_size: str) -> Shrunk:
+def _unchecked(found: Sequence[_Candidate], name: str) -> Shrunk:
     for candidate in found:
         try:
-            made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, open_size)
+            made = candidate.write()
         except NotInLoopsError:
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
@@ -250,22 +260,27 @@ def _why_not(model: ir.Model) -> str:
     """Why no node can be cut along an axis of an input."""
     sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
     if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):
-        return f"its batch is one; give it the size that it is to run with ({option('batch', 16)})"
+        rows = next((str(rule) for rule in row_rules(model) if isinstance(rule, Refusal)), "it reads no images")
+        return (
+            f"its batch is one; give it the size that it is to run with ({option('batch', 16)}); "
+            f"and by rows it can't be cut: {rows.rstrip('.')}"
+        )
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
+def _candidates(axis: AxisGraph, cores: int, open_size: str) -> Iterator[_Candidate]:
     """All that can run in so many slices, and of each range two loops, the inner one finer.
 
     Of an open size slices of one.
     """
     size = axis.axes.size
-    if is_open and axis.number:
+    if open_size and axis.number:
         return
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
-    counts = [count for count in counts if not is_open or count == size]
+    counts = [count for count in counts if not open_size or count == size]
     for count in counts:
-        yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges], cores)
+        bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
+        yield _candidate(axis, bands, cores, open_size)
     nodes = list(axis.lowered.model.graph)
     for number, span in enumerate(axis.ranges):
         for place, fine in itertools.product(_places(nodes, span), counts):
@@ -273,7 +288,7 @@ def _candidates(axis: AxisGraph, cores: int, is_open: bool) -> Iterator[_Candida
                 stages = [(span.begin, place, fine), *([(place, span.end, coarse)] if coarse > 1 else [])]
                 others = [_band(axis.axes, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
                 bands = sorted([*others, _band(axis.axes, *stages)], key=lambda band: band.stages[0].begin)
-                yield _candidate(axis, bands, cores)
+                yield _candidate(axis, bands, cores, open_size)
 
 
 def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
@@ -297,7 +312,7 @@ def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
 
 
-def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
+def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
     alive, seconds = np.array(axis.alive, float), 0.0
     spans = {span.begin: span for span in axis.ranges}
@@ -313,7 +328,38 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate
                 if isinstance(axis.axes.nodes[step], Slicing):
                     work, working_set = axis.works[step], axis.working_set[step]
                     seconds += work.seconds(cores, working_set / count, count) - work.seconds(cores, working_set)
-    return _Candidate(axis, tuple(bands), float(alive.max(initial=0.0)), seconds)
+    model, stages = axis.lowered.model, [one for band in bands for one in band.stages]
+    nodes, loops = list(model.graph), list[Loop]()
+    for stage in stages:
+        own = [step for step in range(stage.begin, stage.end) if isinstance(axis.axes.nodes[step], Slicing)]
+        if own:
+            first, last = nodes[own[0]].name, nodes[own[-1]].name
+            loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
+    write = partial(with_loops, model, axis.axes, tuple(bands), open_size)
+    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops))
+
+
+def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
+    """Bands whose images run in slices of rows, as they are estimated for a plan.
+
+    A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
+    stacked them, and as the next node reads them.
+    """
+    search, known = RowSearch(job, lines=4, results=2), dict[RowBand, RowBand | None]()
+    model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
+    for in_slices, parts in search.ways({}, most_copies=math.inf):
+        bands, loops = list[RowBand](), list[Loop]()
+        for part in in_slices:
+            own = {nodes[n]: rule for n in range(part.begin, part.end) if isinstance(rule := rules[n], RowRule)}
+            if part not in known:
+                known[part] = in_steady_slices(part, own)
+            band, steps = known[part], list(own)
+            if band is not None:
+                bands.append(band)
+                loops.append(Loop(str(steps[0].name), str(steps[-1].name), len(own), band.slices))
+        if len(bands) == len(in_slices):
+            seconds = math.fsum(part.seconds for part in parts)
+            yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
 
 
 @dataclass(slots=True)
@@ -328,6 +374,7 @@ class _Contest:
         allow_rounding: See `shrink`.
         open_size: Name of the dimension that stays open, or nothing.
         others: Sizes of that to compare outputs at, too.
+        once: Seconds that a run is estimated to take.
         tried: What there is to say of candidates that were run.
     """
 
@@ -338,6 +385,7 @@ class _Contest:
     allow_rounding: bool
     open_size: str
     others: Sequence[int]
+    once: float
     tried: list[str] = field(default_factory=list)
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
@@ -346,19 +394,16 @@ class _Contest:
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
-        left = list(candidates)
+        left, number = list(candidates), 0
         with self._process(path, "before") as before:
-            for number in range(TRIED):
-                if not left:
-                    break
+            while left and number < TRIED:
                 candidate = left.pop(0)
                 try:
-                    made = with_loops(
-                        candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, self.open_size
-                    )
+                    made = candidate.write()
                 except NotInLoopsError as error:
                     self.tried.append(str(error))
                     continue
+                number += 1
                 file = self.folder / f"{number}.onnx"
                 save_model(made.clone(), file, limit=0)
                 with self._process(file, f"after{number}") as after:
@@ -368,8 +413,7 @@ class _Contest:
                         return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
                 self.tried.append(why_not)
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
-                    faster = candidate.seconds - 0.01 * candidate.axis.seconds
-                    left = [other for other in left if other.seconds <= faster]
+                    left = [other for other in left if other.seconds <= candidate.seconds - 0.01 * self.once]
         why = dict.fromkeys(self.tried)
         raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
 

@@ -211,7 +211,7 @@ def _block(nodes: Sequence[ir.Node]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class BandOfRows:
     """A band and what it is estimated to need.
 
     Attributes:
@@ -228,7 +228,7 @@ class _Part:
     nodes: int = 0
     packed: int = 0
 
-    def moved(self, steps: int) -> "_Part":
+    def moved(self, steps: int) -> "BandOfRows":
         """The same so many steps later."""
         band = self.band
         if band is None or not steps:
@@ -320,10 +320,15 @@ class RowSearch:
     Args:
         job: The model, in the order of its plan.
         asked: The number of slices that was asked for; 0: any.
+        lines: How often the rows are there that are kept for later slices.
+        results: How often what a band computes for others is there.
+
+    Attributes:
+        job: The model, in the order of the bands' steps.
     """
 
-    def __init__(self, job: ToSlice, asked: int = 0) -> None:
-        self.job, self.asked = _in_long_stretches(job), asked
+    def __init__(self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1) -> None:
+        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job), asked, lines, results
         self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
@@ -333,7 +338,7 @@ class RowSearch:
         self.buffer_of, self.results = dict(zip(graph.values, storage.of_value, strict=True)), frozenset(graph.outputs)
         self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
         self.workspace = np.array(graph.workspace, float)
-        self._known: dict[tuple[int, int], list[tuple[int, _Part]]] = {}
+        self._known: dict[tuple[int, int], list[tuple[int, BandOfRows]]] = {}
         self._made: dict[tuple[RowBand, ...], Candidate] = {}
 
     def candidates(
@@ -347,9 +352,9 @@ class RowSearch:
             most_copies: How many copies of nodes they may make.
         """
         before = 0.0 if self.job.outer is None else self.job.outer.extra
-        return [self._candidate(before, *one) for one in self._ways(refused, most - before, most_copies)]
+        return [self._candidate(before, *one) for one in self.ways(refused, most - before, most_copies)]
 
-    def _candidate(self, before: float, bands: tuple[RowBand, ...], parts: Sequence["_Part"]) -> Candidate:
+    def _candidate(self, before: float, bands: tuple[RowBand, ...], parts: Sequence[BandOfRows]) -> Candidate:
         """The same for the same bands, so that it is written once."""
         if bands not in self._made:
             more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
@@ -362,10 +367,13 @@ class RowSearch:
             )
         return self._made[bands]
 
-    def _ways(
-        self, refused: Mapping[str, int], most: float, most_copies: int
-    ) -> list[tuple[tuple[RowBand, ...], list["_Part"]]]:
-        """For ever larger arenas the bands, and the parts of the model, those that run as they are among them."""
+    def ways(
+        self, refused: Mapping[str, int], most: float = math.inf, most_copies: float = MOST_NODES
+    ) -> list[tuple[tuple[RowBand, ...], list[BandOfRows]]]:
+        """For ever larger arenas the bands in slices, and all bands, those that run as they are among them.
+
+        The arguments are those of `candidates`.
+        """
         alike = dict[object, list[tuple[int, int]]]()
         for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
             chunk = chunk_of(self.nodes[begin])
@@ -382,7 +390,7 @@ class RowSearch:
         else:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
-        found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        found: dict[tuple[RowBand, ...], list[BandOfRows]] = {}
         rooms = [(_bottleneck(one), max(p.bytes for own in one.values() for p in own)) for one, _ in stretches]
         cheapest = cache(lambda place, room, price: _cheapest(stretches[place][0], room, price))
         for arena, price in itertools.product(arenas, PRICES):
@@ -390,7 +398,7 @@ class RowSearch:
             parts = [
                 p.moved(by) for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
             ]
-            parts.append(_Part(None, whole))
+            parts.append(BandOfRows(None, whole))
             bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
             if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
@@ -412,9 +420,10 @@ class RowSearch:
             outside[begin:end] = False
         return float(self.live[outside].max(initial=0)) + float(self.workspace[outside].max(initial=0.0))
 
-    def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[_Part]]:
+    def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[BandOfRows]]:
         """Bands between places of a stretch: as they are, and in slices, fewer than those that were refused."""
-        found, fewest = dict[tuple[int, int], list[_Part]](), [refused.get(str(n.name), MOST_NODES) for n in self.nodes]
+        fewest = [refused.get(str(node.name), MOST_NODES) for node in self.nodes]
+        found = dict[tuple[int, int], list[BandOfRows]]()
         for a, b in itertools.combinations(self._places(begin, end), 2):
             if (a, b) not in self._known:
                 self._known[a, b] = self._parts_between(a, b)
@@ -434,10 +443,10 @@ class RowSearch:
         inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
         return sorted({begin, end, *inner})
 
-    def _parts_between(self, begin: int, end: int) -> list[tuple[int, _Part]]:
+    def _parts_between(self, begin: int, end: int) -> list[tuple[int, BandOfRows]]:
         """A band as it is, and in slices, each with the number of slices that was looked for."""
         workspace = self.workspace[begin:end].max(initial=0.0)
-        found = [(0, _Part(None, float(self.live[begin:end].max(initial=0)) + workspace))]
+        found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
@@ -457,7 +466,7 @@ class RowSearch:
                 break
             needed = min(needed, bytes_)
             needs = around + bytes_ + workspace / band.slices
-            part = _Part(band, needs, seconds, more, packed * (band.slices - 1))
+            part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found
@@ -470,7 +479,7 @@ class RowSearch:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum() + self.copies * sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:
@@ -494,7 +503,8 @@ class RowSearch:
         for one in slices[:-1]:
             for node, copy in one.tiles:
                 done.update(dict.fromkeys(node.outputs, copy.rows[1]))
-        lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
+        kept_bytes = sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done)
+        lines = float(self.lines * kept_bytes)
         peak, nodes_more, moved = self._walked(own, size)
         peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
@@ -558,15 +568,15 @@ class RowSearch:
         return one == other
 
 
-def _bottleneck(parts: Mapping[tuple[int, int], Sequence[_Part]]) -> float:
+def _bottleneck(parts: Mapping[tuple[int, int], Sequence[BandOfRows]]) -> float:
     """The fewest bytes that a stretch needs at its worst band."""
     return _path(parts, lambda candidates: min(part.bytes for part in candidates), max)[0]
 
 
-def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, price: float) -> list[_Part]:
+def _cheapest(parts: Mapping[tuple[int, int], Sequence[BandOfRows]], room: float, price: float) -> list[BandOfRows]:
     """The bands of a stretch that need no more than so many bytes each, in the least time and nodes."""
 
-    def best(candidates: Sequence[_Part]) -> tuple[float, _Part | None]:
+    def best(candidates: Sequence[BandOfRows]) -> tuple[float, BandOfRows | None]:
         fitting = ((part, number) for number, part in enumerate(candidates) if part.bytes <= room)
         cost, number = min(((p.seconds + price * p.session, number) for p, number in fitting), default=(math.inf, -1))
         return cost, None if number < 0 else candidates[number]
@@ -577,7 +587,7 @@ def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, pri
 
 
 def _path(
-    parts: Mapping[tuple[int, int], Sequence[_Part]], cost: Callable[[Sequence[_Part]], float],
+    parts: Mapping[tuple[int, int], Sequence[BandOfRows]], cost: Callable[[Sequence[BandOfRows]], float],
     add: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:  # fmt: skip
     """The least cost from the first place to the last by bands, and the places; of equals the fewest bands."""
