@@ -18,7 +18,7 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
     print_notes(made.notes)
     if as_json:
         record = {"model": str(model), "output": str(output), "loops": [asdict(loop) for loop in made.loops]}
-        footprints = {name: one and asdict(one) for name, one in (("before", made.before), ("after", made.after))}
+        footprints = {"before": asdict(made.before), "after": asdict(made.after)}
         print_json(record | footprints | {"notes": list(made.notes)})
         return
     console = Screen()
@@ -29,12 +29,12 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
 
 def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:
     before, after = made.before, made.after
-    if before is None or after is None:
-        return []
+    if before.seconds is None or after.seconds is None:
+        return _expectation(made)
     outputs = "outputs that may differ in their last bits" if allow_rounding else "the same outputs bit for bit"
     took = f"{after.seconds / before.seconds:.2f} of the time, with {outputs}"
     if before.run_bytes is None or after.run_bytes is None:
-        return [f"In stock onnxruntime a run takes {took}."]
+        return [f"In stock onnxruntime a run takes {took}.", *_expectation(made)]
     less = 1 - after.run_bytes / max(1, before.run_bytes)
     lines = [
         f"In stock onnxruntime a run takes {format_size(after.run_bytes)} beside the loaded model, "
@@ -42,7 +42,19 @@ def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:
     ]
     if before.loaded_bytes is not None and after.loaded_bytes is not None:
         lines.append(f"Loaded it takes {format_size(after.loaded_bytes)}, {format_size(before.loaded_bytes)} before.")
-    return lines
+    return [*lines, *_expectation(made)]
+
+
+def _expectation(made: Shrunk) -> list[str]:
+    """What runs were expected to take."""
+    before, after = made.before.expected, made.after.expected
+    if before is None or after is None:
+        return []
+    return [
+        f"By its allocator's rules a run is expected to take {format_size(after.run_bytes)}, "
+        f"{format_size(before.run_bytes)} before; without its arena {format_size(after.without_arena)} and "
+        f"{format_size(before.without_arena)}."
+    ]
 
 
 def _loops(loops: tuple[Loop, ...]) -> str:

@@ -8,7 +8,7 @@ candidate.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -20,7 +20,9 @@ from memonger.errors import PlanError
 from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
+from memonger.ir.values import static_shape
 from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.lowering.as_stock import Expected, expected
 from memonger.model.load import Source, load_as_is
 from memonger.options import Options
 from memonger.planner import search_plan as planner
@@ -70,14 +72,20 @@ class Footprint:
     """What a model takes in stock onnxruntime with its default options, measured in a process of its own.
 
     Attributes:
-        loaded_bytes: Of the process's own memory, once loaded; None where the system doesn't say.
+        loaded_bytes: Of the process's own memory, once loaded; None where nothing was run, or the system doesn't say.
         run_bytes: The most of a run beyond that, outputs included; likewise.
-        seconds: The fastest run.
+        seconds: The fastest run; None where nothing was run.
+        expected: What a run was expected to take, without running it; None where there is no onnxruntime, or only a run
+            can tell a size.
     """
 
     loaded_bytes: int | None
     run_bytes: int | None
-    seconds: float
+    seconds: float | None
+    expected: Expected | None = None
+
+
+_NOTHING_RUN = Footprint(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +112,15 @@ class Shrunk:
     Attributes:
         model: The model, in standard operators.
         loops: What runs in them, in order; a loop with fewer slices surrounds those before it of the same band.
-        before: What the model takes as it was; None where nothing was measured.
+        before: What the model takes as it was.
         after: What it takes now.
         notes: What there is to say of it.
     """
 
     model: ir.Model
     loops: tuple[Loop, ...]
-    before: Footprint | None
-    after: Footprint | None
+    before: Footprint
+    after: Footprint
     notes: tuple[str, ...] = ()
 
     def save(self, path: str | Path, *, weights: Literal["beside", "inside"] = "beside") -> None:
@@ -207,12 +215,16 @@ def shrink(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
     if not check:
-        return _unchecked(found, job.source.name, open_size)
-    with TemporaryDirectory() as folder:
-        progress("compare")
-        others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
-        contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
-        return contest.winner(found)
+        made = _unchecked(found, job.source.name, open_size)
+    else:
+        with TemporaryDirectory() as folder:
+            progress("compare")
+            others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
+            contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
+            made = contest.winner(found)
+    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
+    before, after = (expected(model, shapes, cores) for model in (load_as_is(source).ir, made.model))
+    return replace(made, before=replace(made.before, expected=before), after=replace(made.after, expected=after))
 
 
 def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
@@ -241,7 +253,7 @@ def _unchecked(found: Sequence[_Candidate], name: str, open_size: str) -> Shrunk
         except NotInLoopsError:
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
-        return Shrunk(made, candidate.loops, None, None, (said,))
+        return Shrunk(made, candidate.loops, _NOTHING_RUN, _NOTHING_RUN, (said,))
     raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
 
 

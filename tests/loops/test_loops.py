@@ -163,10 +163,11 @@ def test_a_model_shrinks(large: Path) -> None:
     feeds = {"x": normal(0, 16, 3, 64, 64)}
     want, got = (_session(large.with_name(n)).run(None, feeds) for n in ("large.onnx", "small.onnx"))
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    assert made.before is not None
-    assert made.after is not None
     if process_memory.is_measurable():
         assert made.after.run_bytes < 0.75 * made.before.run_bytes  # type: ignore[operator]
+        for one in (made.before, made.after):
+            assert one.expected is not None
+            assert one.expected.run_bytes == pytest.approx(one.run_bytes, rel=0.15)
     assert max(loop.slices for loop in made.loops) > 1
     assert {name.suffix for name in large.parent.glob("small*")} == {".onnx", ".data"}
     made.save(large.with_name("inside.onnx"), weights="inside")
@@ -193,7 +194,11 @@ def test_the_command_says_what_was_gained_or_writes_nothing(large: Path) -> None
 def test_nothing_is_run_without_the_check(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MeasuredSession", None)
     made = memonger.shrink(large, batch=8, check=False, max_overhead=10.0)
-    assert (made.before, made.after) == (None, None)
+    assert (made.before.run_bytes, made.after.run_bytes) == (None, None)
+    assert made.before.expected is not None
+    assert made.after.expected is not None
+    assert made.after.expected.run_bytes < made.before.expected.run_bytes
+    assert made.after.expected.without_arena < made.before.expected.without_arena
     assert "nothing was run" in made.notes[0]
 
 
