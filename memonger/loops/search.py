@@ -381,7 +381,7 @@ class _Contest:
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     faster = candidate.seconds - 0.01 * candidate.axis.seconds
                     left = [other for other in left if other.seconds <= faster]
-        why = dict.fromkeys(self.tried)
+        why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
 
     def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:
