@@ -4,16 +4,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
+import onnx_ir as ir
+
+from memonger.cli.options import FORCED
 from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar
+from memonger.errors import PlanError
+from memonger.ir.values import required_inputs
 from memonger.loops.search import Loop, Shrunk
 from memonger.loops.search import shrink as shrunk
+from memonger.loops.targets import TARGETS
+from memonger.serving.package import TensorSpec
+from memonger.serving.pbtxt import text_of
+from memonger.serving.triton_config import check_model_name, plain_config
 from memonger.units import format_size
 
 
 def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Write a model in loops, and print what it takes."""
+    if flags["target"] is not None:
+        weights = TARGETS[flags["target"]].weights_or(weights)
+    if flags["target"] == "triton":
+        _check_repository(output)
     with progress_bar(quiet, f"Shrinking {model.name}") as tell:
         made = shrunk(model, check=not no_check, progress=tell, **flags)
+    if made.target == "triton":
+        _write_config(made.model, output)
     made.save(output, weights=weights)
     print_notes(made.notes)
     if as_json:
@@ -23,8 +39,32 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
         return
     console = Screen()
     print_lines(console, [*_footprint(made, bool(flags["allow_rounding"])), _loops(made.loops)])
-    beside = f", and its weights beside it ({output.name}.*.data)" if weights == "beside" else ""
-    console.print(f"Wrote {output}{beside}. Any onnxruntime runs it.", soft_wrap=True)
+    beside = "" if weights == "inside" else f", and its weights beside it ({output.name}.*.data)"
+    runs = "Any onnxruntime" if made.target is None else TARGETS[made.target].name
+    console.print(f"Wrote {output}{beside}. {runs} runs it.", soft_wrap=True)
+
+
+def _check_repository(output: Path) -> None:
+    """Check that a file lies where Triton looks for a model's first version."""
+    if output.parent.name != "1" or not output.parent.parent.name:
+        raise PlanError(f"Triton looks for a model in NAME/1: -o {output.stem}/1/model.onnx, not -o {output}.")
+    check_model_name(output.parent.parent.name)
+    config = output.parent.parent / "config.pbtxt"
+    if config.is_file() and not click.get_current_context().meta.get(FORCED):
+        raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")
+
+
+def _write_config(model: ir.Model, output: Path) -> None:
+    """Write what Triton serves the file by, into the folder above."""
+    sides = (required_inputs(model.graph), list(dict.fromkeys(model.graph.outputs)))
+    inputs, outputs = ([_port(value) for value in values] for values in sides)
+    content = plain_config(output.parent.parent.name, inputs, outputs, output.name)
+    (output.parent.parent / "config.pbtxt").write_text(text_of(content))
+
+
+def _port(value: ir.Value) -> TensorSpec:
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape or ())
+    return TensorSpec(str(value.name), value.dtype or ir.DataType.UNDEFINED, dims, dims)
 
 
 def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:

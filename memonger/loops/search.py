@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -21,9 +20,11 @@ from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
+from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model.load import Source, load_as_is
+from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.planner import search_plan as planner
 from memonger.planner.chunk_timing import NOISE
@@ -115,6 +116,7 @@ class Shrunk:
         before: What the model takes as it was.
         after: What it takes now.
         notes: What there is to say of it.
+        target: What runs it; None: onnxruntime on a processor.
     """
 
     model: ir.Model
@@ -122,19 +124,21 @@ class Shrunk:
     before: Footprint
     after: Footprint
     notes: tuple[str, ...] = ()
+    target: LoopTarget | None = None
 
-    def save(self, path: str | Path, *, weights: Literal["beside", "inside"] = "beside") -> None:
+    def save(self, path: str | Path, *, weights: Weights | None = None) -> None:
         """Write the file. Whole or not at all.
 
         Args:
             path: The file.
-            weights: Where they lie: in a data file beside it, or inside for what reads no other file, as
-                onnxruntime-web: then onnxruntime holds those of loops twice.
+            weights: Where they lie: in a data file beside it, or inside for what reads no other file: then onnxruntime
+                holds those of loops twice. None: where the target needs them, else beside it.
 
         Raises:
             PlanFileError: it can't be written; with weights inside that are more than a message holds.
+            PlanError: the target needs weights elsewhere.
         """
-        if weights == "beside":
+        if (weights or "beside" if self.target is None else TARGETS[self.target].weights_or(weights)) == "beside":
             save_model(self.model.clone(), Path(path), limit=0)
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
@@ -163,7 +167,7 @@ class _Candidate:
 def shrink(
     source: Source, *, batch: int | None = None,
     dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
-    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False,
+    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False, target: LoopTarget | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Shrunk:  # fmt: skip
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
@@ -179,18 +183,22 @@ def shrink(
         max_overhead: The most extra time of a run, as a fraction, by measurement.
         check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
         allow_rounding: Whether outputs may differ in their last bits.
+        target: What will run the file, where that isn't onnxruntime on a processor: the file gets a form that it takes.
         progress: Called with the name of each stage of the work.
 
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
         PlanError: nothing is gained: no node can run in a loop (the message names one and says why), or none that can
-            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open.
+            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open;
+            or the target can't run such a file.
         RuntimeUnavailableError: onnxruntime isn't there to check with.
     """
     asked = Options(batch=batch, dims=dims, max_overhead=max_overhead, allow_rounding=allow_rounding)
     ranges = asked.ranges
     if len(ranges) > 1:
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
+    if target is not None and target not in TARGETS:
+        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
     options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
     job = planner.prepare(source, options)
     progress("search")
@@ -204,6 +212,8 @@ def shrink(
     whole = float(search.job.plain.arena_bytes)
     open_size = next(iter(ranges), "")
     found = [each for axis in axes for each in _candidates(axis, cores, bool(ranges))]
+    if target is not None and not TARGETS[target].nests:
+        found = [each for each in found if all(len(band.stages) == 1 for band in each.bands)]
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
@@ -223,8 +233,13 @@ def shrink(
             contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
             made = contest.winner(found)
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    before, after = (expected(model, shapes, cores) for model in (load_as_is(source).ir, made.model))
-    return replace(made, before=replace(made.before, expected=before), after=replace(made.after, expected=after))
+    known = [expected(model, shapes, cores) for model in (load_as_is(source).ir, made.model)]
+    notes = made.notes
+    if target is not None:
+        TARGETS[target].check(made.model)
+        notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
+    before, after = (replace(o, expected=e) for o, e in zip((made.before, made.after), known, strict=True))
+    return replace(made, before=before, after=after, notes=notes, target=target)
 
 
 def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
