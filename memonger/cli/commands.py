@@ -389,7 +389,8 @@ def report_command(**arguments: Any) -> None:
 def unplan(**arguments: Any) -> None:
     """Write the model that PLANNED was made from.
 
-    The plan is taken out, marks stay. Of a training plan that is the forward model.
+    The plan is taken out, marks stay. Of a training plan that is the forward model. A file that shrink wrote gives the
+    model that was shrunk.
     """
     from memonger.cli import files
 

@@ -23,6 +23,7 @@ from memonger.ir.values import static_shape
 from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.lowering.as_stock import Expected, expected
+from memonger.model import original_model
 from memonger.model.load import Source, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
@@ -233,7 +234,9 @@ def shrink(
             contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
             made = contest.winner(found)
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    known = [expected(model, shapes, cores) for model in (load_as_is(source).ir, made.model)]
+    original = load_as_is(source).ir
+    known = [expected(model, shapes, cores) for model in (original, made.model)]
+    original_model.embed(made.model, original)
     notes = made.notes
     if target is not None:
         TARGETS[target].check(made.model)
