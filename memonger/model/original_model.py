@@ -13,7 +13,7 @@ import onnx_ir as ir
 from memonger.errors import LoadError, PlanError
 from memonger.ir.checks import root_cause
 from memonger.ir.tensors import all_tensors, bodies, in_memory, replace_external
-from memonger.ir.values import graphs
+from memonger.ir.values import graphs, tensor_shape
 from memonger.model import load
 from memonger.model.forward_model import from_text, to_text
 from memonger.units import KiB, MiB
@@ -40,7 +40,8 @@ def embed(model: ir.Model, original: ir.Model) -> None:
         digest = _digest(tensor)
         if digest in held:
             place = _HELD + digest
-            return ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name or "")
+            shape = tensor_shape(tensor)
+            return ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
         left += tensor.nbytes
         return in_memory(tensor)
 
@@ -67,8 +68,7 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
         return None
     try:
         original = ir.from_proto(onnx.ModelProto.FromString(from_text(text)))
-        wanted = set[int]()
-        replace_external(original, lambda tensor: wanted.add(tensor.length or 0) or tensor)
+        wanted = {one.length or 0 for one in all_tensors(original) if isinstance(one, ir.ExternalTensor)}
         held = dict(_digests(model, wanted))
 
         def found(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
