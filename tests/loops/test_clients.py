@@ -29,7 +29,7 @@ UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image network as it was, and in a loop of four slices: with weights beside it, and inside."""
+    """An image network as it was, and in a loop of four slices, with weights beside it and inside; and in two loops."""
     folder = tmp_path_factory.mktemp("clients")
     model = parse(UPSCALER, opset=17)
     weights = {"w0": normal(0, 16, 3, 3, 3), "w1": normal(1, 12, 16, 3, 3)}
@@ -41,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [node.op_type for node in made.graph] == ["Reshape", "Scan", "Reshape"]
     (folder / "inside.onnx").write_bytes(as_proto(made, "inside").SerializeToString())
     save_model(made, folder / "beside.onnx", limit=0)
+    stages = SliceStage(0, 2, (0, 1, 2, 3, 4)), SliceStage(2, len(axes.nodes), (0, 2, 4))
+    save_model(with_loops(loaded, axes, [Band(axes.values, stages)]), folder / "nested.onnx")
     return folder
 
 
@@ -84,3 +86,15 @@ def test_a_page_shows_both_pictures_and_what_they_took(page: browser.Page) -> No
     assert page.evaluate("document.querySelectorAll('canvas').length") == 3
     assert page.evaluate("document.querySelectorAll('canvas')[2].width") == 96
     assert page.evaluate("results.every((result) => result.most > 0 && result.seconds > 0)")
+
+
+def test_openvino_gives_its_own_outputs_and_takes_no_loop_in_a_loop(folder: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="needs openvino")
+    core, feed = openvino.Core(), normal(2, 4, 3, 24, 24)
+    results = []
+    for name in ("before.onnx", "beside.onnx"):
+        compiled = core.compile_model(folder / name, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        results.append(compiled({0: feed})[0].tobytes())
+    assert results[0] == results[1]
+    with pytest.raises(RuntimeError, match="No nested TensorIterator"):
+        core.read_model(folder / "nested.onnx")
