@@ -58,6 +58,17 @@ def config(
     }
 
 
+def plain_config(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], file: str) -> dict[str, Any]:
+    """The same for a model without a plan, whose requests run as they come.
+
+    Raises:
+        PlanError: a name, type or shape that Triton refuses.
+    """
+    check_model_name(name)
+    ports = {kind: [_port(one, kind, False) for one in own] for kind, own in (("input", inputs), ("output", outputs))}
+    return {"name": name, "max_batch_size": 0, **ports, **_backend("onnxruntime", file, 1)}
+
+
 def python_config(package: Package, file: str, batches: Sequence[int] | None) -> dict[str, Any]:
     """The same for its Python backend: several models are one there, their tensors optional and named ``MODEL/NAME``.
 
