@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memonger.torch.budget import Partitioner, StepFit, StepPlan, backend, fit, partitioner
+    from memonger.torch.budget import Backend, Partitioner, StepFit, StepPlan, backend, fit, partitioner
     from memonger.torch.from_torch import from_torch
 
-__all__ = ["Partitioner", "StepFit", "StepPlan", "backend", "fit", "from_torch", "partitioner"]
+__all__ = ["Backend", "Partitioner", "StepFit", "StepPlan", "backend", "fit", "from_torch", "partitioner"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
-import memonger
 from memonger.errors import BudgetError, PlanError
 from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
@@ -79,14 +79,14 @@ class Partitioner(CustomPartitionerFn):
         self.plans: list[StepPlan] = []
 
     def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **_: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The forward and the backward pass of a joint graph.
+        """The forward and the backward pass of a joint graph; ``kwargs``: ``num_fwd_outputs``, and what isn't used.
 
         Raises:
             BudgetError: nothing was found that holds the budget; it says what would be.
         """
-        step = _step_of(gm, num_fwd_outputs)
+        step = _step_of(gm, kwargs["num_fwd_outputs"])
         plan, schedule = planned(step, self.budget, self.state_bytes)
         self.plans.append(plan)
         if len(self.plans) == 2 and self.budget is not None:
@@ -99,15 +99,12 @@ class Partitioner(CustomPartitionerFn):
 
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
-        folder = Path(__file__).parent
-        sources = [(folder / name).read_bytes() for name in ("budget.py", "partition.py")]
-        said = repr((memonger.__version__, self.budget, self.state_bytes)).encode()
-        return hashlib.sha256(b"".join([said, *sources])).hexdigest()
+        settings = repr((version("memonger"), self.budget, self.state_bytes)).encode()
+        sources = [Path(__file__).with_name(name).read_bytes() for name in ("budget.py", "partition.py")]
+        return hashlib.sha256(b"".join([settings, *sources])).hexdigest()
 
 
-def partitioner(
-    budget: str | int | None, optimizer: torch.optim.Optimizer | int | None = None
-) -> Partitioner:
+def partitioner(budget: str | int | None, optimizer: torch.optim.Optimizer | int | None = None) -> Partitioner:
     """A partition function that holds the peak of a training step to a budget, at the least time.
 
     For ``torch.compile`` with PyTorch's own compiler::
@@ -130,22 +127,31 @@ def partitioner(
     return Partitioner(budget, optimizer)
 
 
-def backend(
-    budget: str | int | None, optimizer: torch.optim.Optimizer | int | None = None
-) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+class Backend:
+    """A backend for ``torch.compile``; see `backend`.
+
+    Attributes:
+        plans: Of each graph with a backward pass that it was given, in order.
+    """
+
+    __name__ = "memonger"
+
+    def __init__(self, partition: Partitioner) -> None:
+        self.plans = partition.plans
+        self._compile = aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=partition)
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """What runs a graph that Dynamo traced."""
+        return self._compile(module, inputs)
+
+
+def backend(budget: str | int | None, optimizer: torch.optim.Optimizer | int | None = None) -> Backend:
     """A backend for ``torch.compile`` that needs no compiler: PyTorch's own kernels run in the planned order.
 
-    ``torch.compile(module, backend=memonger.torch.backend("4GiB"))``. The peak is then exactly the planned one. Its
-    attribute ``partitioner`` has the plans; see `partitioner` for the arguments and errors.
+    ``torch.compile(module, backend=memonger.torch.backend("4GiB", optimizer))``. The peak of a step is then the planned
+    one. See `partitioner` for the arguments and errors.
     """
-    partition = partitioner(budget, optimizer)
-    made = aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=partition)
-
-    def memonger_backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return made(module, inputs)
-
-    memonger_backend.partitioner = partition  # type: ignore[attr-defined]
-    return memonger_backend
+    return Backend(partitioner(budget, optimizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +254,9 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Step:
         with mode:
             run(*given)
     except Exception as error:  # a module is anybody's code
-        raise PlanError(f"the module can't be traced as one graph: {str(error).strip() or type(error).__name__}") from error
+        raise PlanError(
+            f"the module can't be traced as one graph: {str(error).strip() or type(error).__name__}"
+        ) from error
     finally:
         torch.compiler.reset()
     if not found:

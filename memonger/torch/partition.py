@@ -37,7 +37,7 @@ class Step:
         joint: AOTAutograd's graph.
         graph: What computes something, in the joint graph's order, and `OUTSIDE`. Values are storages.
         nodes: What each node of the graph is in the joint graph; None: `OUTSIDE`.
-        once: Nodes that mustn't run again: they draw random numbers, write into what they are given, or wait for others.
+        once: Nodes that run once: they draw random numbers, write into what they are given, or wait for others.
         given: Bytes of what the step is given, which are there all the time: parameters, buffers, inputs.
         gradients: Bytes of what the backward pass returns.
         returned: How many of the joint graph's outputs the forward pass returns.
