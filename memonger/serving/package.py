@@ -366,14 +366,26 @@ def name_of(plan: object) -> str:
     return Path(plan).name.removesuffix(".onnx").removesuffix(".planned") or "model"
 
 
-def check_name(name: str, pattern: str, words: str) -> None:
-    """The model's name is one the server takes.
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """Which names of models a server takes.
 
-    Raises:
-        PlanError: it isn't.
+    Attributes:
+        pattern: A regular expression of the whole name.
+        words: The same in words.
     """
-    if not re.fullmatch(pattern, name):
-        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another ({option('name')}).")
+
+    pattern: str
+    words: str
+
+    def check(self, name: str) -> None:
+        """Check a name.
+
+        Raises:
+            PlanError: the server doesn't take it.
+        """
+        if not re.fullmatch(self.pattern, name):
+            raise PlanError(f"{name!r} can't be the model's name: {self.words}. Give another ({option('name')}).")
 
 
 def check_standard(plan: Plan, target: str, *, own: bool) -> None:
