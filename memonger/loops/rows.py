@@ -11,7 +11,7 @@ What a slice reads of a value that is there whole, it gathers by row numbers; it
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,19 +41,25 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
         raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
-    there, start, gone = set(inner_graphs(copy.graph)), 0, list[ir.Node]()
+    blocks = _Blocks(writer)
+    there, start, gone, results = set(inner_graphs(copy.graph)), 0, list[ir.Node](), list[ir.Value]()
     for number, band in enumerate(bands):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
         tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        _BandInLoop(writer, number, tiled, set(), 1).write(band.rows)
+        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks)
+        in_loop.write(band.rows)
+        results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
     for node in gone:
         writer.detach(node)
+    for value in results:
+        blocks.put(value, set(nodes))
+    blocks.finish()
     writer.drop_unread()
     bodies = [body for body in inner_graphs(copy.graph) if body not in there]
     for graph in (copy.graph, *bodies):
@@ -149,6 +155,62 @@ _IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Re
 _MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsample"}
 """Operators that may write channels in blocks."""
 
+_BLOCK = 16
+"""Channels of a block, at most."""
+
+
+def _is_in_blocks(value: ir.Value) -> bool:
+    """Whether onnxruntime may have a value's channels in blocks."""
+    producer = value.producer()
+    is_image = len(static_shape(value) or ()) == 4 and value.dtype == ir.DataType.FLOAT
+    return is_image and producer is not None and producer.op_type in _MAKES_BLOCKS
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Lets onnxruntime have images in blocks of channels that nothing else has it lay out so.
+
+    Attributes:
+        writer: Of the model.
+        made: What it wrote.
+    """
+
+    writer: SliceWriter
+    made: set[ir.Node] = field(default_factory=set)
+
+    def node(self, value: ir.Value, result: ir.Value) -> ir.Node:
+        """A node that writes what it reads: a pool of 1 × 1; where channels fill no blocks, a convolution of 1 × 1."""
+        channels, writer = (static_shape(value) or ())[1], self.writer
+        if channels % _BLOCK == 0:
+            name = writer.fresh(f"{result.name}/AveragePool")
+            made = ir.node("AveragePool", [value], {"kernel_shape": [1, 1]}, outputs=[result], name=name)
+        else:
+            same = np.eye(channels, dtype=np.float32)[:, :, None, None]
+            weight = writer.initializer(f"{result.name}.weight", ir.Tensor(same))
+            made = ir.node("Conv", [value, weight], outputs=[result], name=writer.fresh(f"{result.name}/Conv"))
+        self.made.add(made)
+        return made
+
+    def put(self, value: ir.Value, nodes: Collection[ir.Node]) -> None:
+        """Let those of these nodes that work on channels in blocks read a band's result so."""
+        users = [use for use in value.uses() if use.node in nodes and use.node.op_type in _IN_BLOCKS]
+        producer = value.producer()
+        if users and producer is not None:
+            result = ir.Value(name=self.writer.fresh(f"{value.name}.blocks"), type=value.type, shape=value.shape)
+            self.writer.model.graph.insert_after(producer, self.node(value, result))
+            for use in users:
+                use.node.replace_input_with(use.idx, result)
+
+    def finish(self) -> None:
+        """Let additions read first what isn't written here: the first is the convolution that they are added in."""
+        for one in self.made:
+            own = one.outputs[0]
+            for node in (user for user in own.consumers() if user.op_type == "Add" and user.inputs[0] is own):
+                other = node.inputs[1]
+                if other is not None and other.producer() not in self.made:
+                    node.replace_input_with(0, other)
+                    node.replace_input_with(1, own)
+
 
 _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
@@ -165,10 +227,11 @@ def _least_rows(node: ir.Node) -> int:
     return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
     """A band of which most slices are written once, as the body of a loop."""
 
+    in_blocks: _Blocks
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
 
     def write(self, rows: int) -> None:
@@ -198,17 +261,15 @@ class _BandInLoop(BandWriter):
         It adds to the result of a convolution within that only what lies in blocks, which rounds otherwise than
         behind it. A pool of 1 × 1 writes blocks, and what it read.
         """
-        read, producer = self.read(value, rows), value.producer()
+        read = self.read(value, rows)
         made = read.producer()
-        if node.op_type not in _IN_BLOCKS or producer is None or producer.op_type not in _MAKES_BLOCKS:
-            return read
-        if len(static_shape(value) or ()) != 4 or value.dtype != ir.DataType.FLOAT:
+        if node.op_type not in _IN_BLOCKS or not _is_in_blocks(value):
             return read
         if made is not None and "." in made.metadata_props.get(STRIP, ""):
             return read
         if (value, rows) not in self.pooled:
             result = self._like(value, rows, f"{value.name}.blocks")
-            self.writer.window("AveragePool", [read], {"kernel_shape": [1, 1]}, result)
+            self.writer.order.append(self.in_blocks.node(read, result))
             self.pooled[value, rows] = result
         return self.pooled[value, rows]
 

@@ -299,16 +299,21 @@ def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
 
 def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     """Steps before which a loop may end: where fewest bytes cross of those that no fusion crosses."""
+    clean = _may_end(nodes)
+    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
+    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
+    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
+
+
+def _may_end(nodes: Sequence[ir.Node]) -> list[bool]:
+    """Before which steps a loop may end: no fusion crosses there."""
     step_of, clean = {node: step for step, node in enumerate(nodes)}, np.ones(len(nodes) + 1, bool)
-    for step in range(span.begin, span.end):
-        node = nodes[step]
+    for step, node in enumerate(nodes):
         for user in (user for value in node.outputs for user in value.consumers()):
             is_fused = user.op_type not in _HEAVY and not (user.op_type == "Add" and node.op_type not in _FUSED)
             if is_fused and user in step_of:
                 clean[step + 1 : step_of[user] + 1] = False
-    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
-    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
-    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
+    return [bool(one) for one in clean]
 
 
 def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
@@ -344,7 +349,7 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2)
+    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2, ends=_may_end)
     model, known = job.lowered.model, dict[RowBand, RowBand | None]()
     nodes, rules = list(model.graph), row_rules(model)
     for parts in ways:

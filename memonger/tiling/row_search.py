@@ -284,7 +284,7 @@ def row_candidates(
 
 def ways_in_rows(
     job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES,
-    lines: int = 1, results: int = 1,
+    lines: int = 1, results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
 ) -> tuple[ToSlice, list[list[BandOfRows]]]:  # fmt: skip
     """Ways to run a model in slices of rows, the finest first: the model in the order of their steps, and bands.
 
@@ -298,9 +298,12 @@ def ways_in_rows(
         most_copies: Nodes.
         lines: How often the rows are there that are kept for later slices.
         results: How often what a band computes for others is there.
+        ends: From the nodes in order to whether a band may end before each; None: before any.
     """
     job = _in_long_stretches(job)
-    return job, _Search(job, refused, asked, lines, results).candidates(most, most_copies)
+    nodes = list(job.lowered.model.graph)
+    places = [True] * (len(nodes) + 1) if ends is None else ends(nodes)
+    return job, _Search(job, refused, asked, lines, results, places).candidates(most, most_copies)
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -372,8 +375,11 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
 class _Search:
     """Cuts of one model into bands."""
 
-    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int) -> None:
+    def __init__(
+        self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int, ends: Sequence[bool]
+    ) -> None:
         self.job, self.refused, self.asked, self.lines, self.given = job, refused, asked, lines, results
+        self.ends = ends
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
@@ -446,7 +452,8 @@ class _Search:
         crossing = crossing.cumsum()
         count = min(PLACES, end - begin, max(FEWEST_PLACES, STEPS_OF_BANDS // (end - begin)))
         parts = itertools.pairwise(begin + (end - begin) * number // count for number in range(count + 1))
-        inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
+        within = [[step for step in range(max(a, begin + 1), b) or [b] if self.ends[step]] for a, b in parts]
+        inner = [min(steps, key=lambda step: (crossing[step], step)) for steps in within if steps]
         return sorted({begin, end, *inner})
 
     def _parts_between(self, begin: int, end: int) -> list[BandOfRows]:
