@@ -71,29 +71,31 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
 
 
 def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
-    """A band of which most slices do the same: as it is or with more rows in each; None where there are too few.
+    """A band that can run in a loop: as it is or with more rows in each slice; None where there are too few.
 
     Args:
         band: Of so many rows.
         nodes: Of the band that read images.
     """
     for rows in dict.fromkeys(-(-band.rows // unit) * unit for unit in _UNITS):
-        slices = _slices(nodes, rows)
-        begin, end = steady(slices)
-        if end - begin >= max(2, _MOSTLY * len(slices)):
-            return RowBand(band.begin, band.end, len(slices), rows)
+        parts = bounds(nodes, rows)
+        if len(parts) < _SLICES:
+            return None
+        begin, end = steady(_slices(nodes, parts[:_SLICES]))
+        if end - begin >= _ALIKE:
+            return RowBand(band.begin, band.end, len(parts), rows)
     return None
 
 
 _UNITS = (1, 2, 4, 8, 16, 32)
 """Of so many rows, images that are half, a quarter, ... as high have whole rows."""
 
-_MOSTLY = 0.4
-"""At least so many of all slices run in the loop."""
+_SLICES, _ALIKE = 6, 2
+"""A loop needs so many slices, and as many of these one after the other that do the same."""
 
 
-def _slices(nodes: Mapping[ir.Node, RowRule], rows: int) -> list[RowSlice]:
-    return [one for one in row_slices(nodes, bounds(nodes, rows), _least_rows) if one.tiles]
+def _slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+    return [one for one in row_slices(nodes, parts, _least_rows) if one.tiles]
 
 
 Place = tuple[ir.Value | None, object, object]
@@ -236,7 +238,7 @@ class _BandInLoop(BandWriter):
 
     def write(self, rows: int) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        slices = _slices(self.nodes, rows)
+        slices = _slices(self.nodes, bounds(self.nodes, rows))
         begin, end = steady(slices)
         if end - begin < 2:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")

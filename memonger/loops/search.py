@@ -40,7 +40,7 @@ from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import ToSlice
 from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import ways_in_rows
-from memonger.tiling.row_tiles import RowBand, row_rules
+from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
 
@@ -349,22 +349,17 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2, ends=_may_end)
-    model, known = job.lowered.model, dict[RowBand, RowBand | None]()
+    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
+    model = job.lowered.model
     nodes, rules = list(model.graph), row_rules(model)
     for parts in ways:
-        bands, loops = list[RowBand](), list[Loop]()
-        for part in sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin):
-            own = {nodes[n]: rule for n in range(part.begin, part.end) if isinstance(rule := rules[n], RowRule)}
-            if part not in known:
-                known[part] = in_steady_slices(part, own)
-            band, steps = known[part], list(own)
-            if band is not None:
-                bands.append(band)
-                loops.append(Loop(str(steps[0].name), str(steps[-1].name), len(own), band.slices))
-        if len(bands) == sum(part.band is not None for part in parts):
-            seconds = math.fsum(part.seconds for part in parts)
-            yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
+        bands = sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin)
+        loops = list[Loop]()
+        for band in bands:
+            own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], RowRule)]
+            loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
+        seconds = math.fsum(part.seconds for part in parts)
+        yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
 
 
 @dataclass(slots=True)

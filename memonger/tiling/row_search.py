@@ -86,6 +86,9 @@ FORMS = 6
 BLOCKS_AT_ONCE = 4
 """So many blocks of channels onnxruntime computes together."""
 
+Fitted = Callable[[RowBand, Mapping[ir.Node, RowRule]], RowBand | None]
+"""From a band and its nodes to a band."""
+
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
 
@@ -285,6 +288,7 @@ def row_candidates(
 def ways_in_rows(
     job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES,
     lines: int = 1, results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
+    fitted: Fitted | None = None,
 ) -> tuple[ToSlice, list[list[BandOfRows]]]:  # fmt: skip
     """Ways to run a model in slices of rows, the finest first: the model in the order of their steps, and bands.
 
@@ -297,13 +301,15 @@ def ways_in_rows(
         most: Seconds.
         most_copies: Nodes.
         lines: How often the rows are there that are kept for later slices.
-        results: How often what a band computes for others is there.
+        results: How often what a band computes for others is there when it ends.
         ends: From the nodes in order to whether a band may end before each; None: before any.
+        fitted: From a band and its nodes that read images to the same with as many rows as it needs, or to None where
+            it won't do; None: all will.
     """
     job = _in_long_stretches(job)
     nodes = list(job.lowered.model.graph)
     places = [True] * (len(nodes) + 1) if ends is None else ends(nodes)
-    return job, _Search(job, refused, asked, lines, results, places).candidates(most, most_copies)
+    return job, _Search(job, refused, asked, lines, results, places, fitted).candidates(most, most_copies)
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -376,10 +382,11 @@ class _Search:
     """Cuts of one model into bands."""
 
     def __init__(
-        self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int, ends: Sequence[bool]
-    ) -> None:
+        self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int, ends: Sequence[bool],
+        fitted: Fitted | None,
+    ) -> None:  # fmt: skip
         self.job, self.refused, self.asked, self.lines, self.given = job, refused, asked, lines, results
-        self.ends = ends
+        self.ends, self.fitted = ends, fitted
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
@@ -466,25 +473,28 @@ class _Search:
             return candidates
         rows = min((rows_in(value, own) for value in exits), default=0)
         most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
-        around, needed = self._around(begin, end), math.inf
+        (before, given), needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows or asked >= most:
                 break
-            band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
-            if band.slices < 2 or band == candidates[-1].band:
+            found: RowBand | None = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
+            if found is not None and self.fitted is not None:
+                found = self.fitted(found, own)
+            if found is None or found.slices < 2 or found == candidates[-1].band:
                 continue
+            band = found
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:
                 break
             needed = min(needed, bytes_)
-            needs = around + bytes_ + workspace / band.slices
+            needs = max(before + given + bytes_ + workspace / band.slices, before + self.given * given)
             part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             candidates.append(dataclasses.replace(part, seconds=seconds + runs))
         return candidates
 
-    def _around(self, begin: int, end: int) -> float:
+    def _around(self, begin: int, end: int) -> tuple[float, float]:
         """Bytes of what there is whole while a band runs: what was there before, and what is read behind it.
 
         A result isn't written over what the band reads, of which later slices read more.
@@ -492,7 +502,7 @@ class _Search:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + self.given * sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum()), float(sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:
