@@ -67,7 +67,27 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
             for mark in (CHUNK, STRIP, WINDOW):
                 node.metadata_props.pop(mark, None)
     move_constants(writer, bodies)
+    for graph in (copy.graph, *bodies):
+        _early(graph)
     return copy
+
+
+def _early(graph: ir.Graph) -> None:
+    """Put lines that a loop takes or a body gives where onnxruntime's default order has each as soon as it is there.
+
+    It goes back from what nothing reads and from a node's inputs, those that stand last in the file first.
+    """
+    step_of = {node: step for step, node in enumerate(graph)}
+    scans = [node for node in graph if node.op_type == "Scan"]
+    for scan in scans or [None]:
+        values = graph.outputs if scan is None else scan.inputs
+        made = [v.producer() for v in values if v is not None and all(n is scan for n in v.consumers())]
+        cuts = sorted({node for node in made if node is not None and node.op_type == "Slice"}, key=step_of.__getitem__)
+        graph.remove(cuts)
+        if scan is None:
+            graph.extend(cuts[::-1])
+        else:
+            graph.insert_before(scan, cuts[::-1])
 
 
 def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
