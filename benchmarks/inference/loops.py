@@ -9,7 +9,7 @@ bit. A network that gains nothing has the reason.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,7 @@ TABLE = Table(
 )  # fmt: skip
 
 
-def images() -> dict[str, Callable[[Path], None]]:
+def images() -> Mapping[str, Callable[[Path], None]]:
     """Networks of single images, and what writes their files."""
     squares = {f"{name} {pixels}": partial(_square, name, pixels) for name, pixels in SQUARES}
     return {name: partial(torch_exports.export, name) for name in torch_exports.IMAGES} | squares
@@ -79,12 +79,14 @@ def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:
     yield ""
     yield TABLE.heading
     means = list[tuple[str, float, float]]()
-    known = images() if is_image else {name: partial(write, name) for name in NETWORKS}
-    usual = known if is_image else [name for name in DEFAULT if not NETWORKS[name].is_long]
+    known: Mapping[str, Callable[[Path], None]] = images()
+    usual = list(known)
+    if not is_image:
+        known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
     for name in names or usual:
         line, memory, took = row(name, known[name], batch)
         yield line
-        family = "images" if is_image else NETWORKS[name].family
+        family: str = "images" if is_image else NETWORKS[name].family
         means += [(family, memory, took)] if memory is not None and took is not None else []
     yield ""
     for family in dict.fromkeys(family for family, _, _ in means):

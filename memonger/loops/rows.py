@@ -77,17 +77,19 @@ def _early(graph: ir.Graph) -> None:
 
     It goes back from what nothing reads and from a node's inputs, those that stand last in the file first.
     """
-    step_of = {node: step for step, node in enumerate(graph)}
-    scans = [node for node in graph if node.op_type == "Scan"]
+    step_of = {value: step for step, node in enumerate(graph) for value in node.outputs}
+    scans: list[ir.Node | None] = [node for node in graph if node.op_type == "Scan"]
     for scan in scans or [None]:
         values = graph.outputs if scan is None else scan.inputs
         made = [v.producer() for v in values if v is not None and all(n is scan for n in v.consumers())]
-        cuts = sorted({node for node in made if node is not None and node.op_type == "Slice"}, key=step_of.__getitem__)
-        graph.remove(cuts)
+        cuts = {node for node in made if node is not None and node.op_type in ("Slice", "Concat", "Identity")}
+        read = {node: max(step_of.get(v, -1) for v in node.inputs if v is not None) for node in cuts}
+        latest = sorted(cuts, key=lambda node: (read[node], str(node.name)), reverse=True)
+        graph.remove(latest)
         if scan is None:
-            graph.extend(cuts[::-1])
+            graph.extend(latest)
         else:
-            graph.insert_before(scan, cuts[::-1])
+            graph.insert_before(scan, latest)
 
 
 def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
@@ -320,11 +322,11 @@ class _BandInLoop(BandWriter):
         last, axes, behind = {v: copy.rows for node, copy in slices[-1].tiles for v in node.outputs}, list[int](), []
         for value, (piece,) in self.wholes.items():
             assert piece.value is not None
-            self._add_end(piece.value, begins, ends)
             rows, axis, dims = (piece.rows[0], last[value][1]), self.axes[value], list(static_shape(piece.value) or ())
-            stacked = ir.Shape([*dims[:axis], count, *dims[axis:]])
+            ends.append(self._flat(piece.value, dims, axis))
+            stacked = ir.Shape([math.prod(dims[:axis]), count, math.prod(dims[axis:])])
             outputs.append(ir.Value(name=writer.fresh(f"{value.name}.slices"), type=value.type, shape=stacked))
-            axes.append(axis)
+            axes.append(1)
             behind.append((value, rows, outputs[-1]))
         body = ir.Graph([*begins, *numbers], ends, nodes=writer.order, name=writer.fresh("rows.body"))
         attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(numbers))]
@@ -339,6 +341,13 @@ class _BandInLoop(BandWriter):
 
     def _like(self, value: ir.Value, rows: Interval, name: str) -> ir.Value:
         return self.writer.value(value, self.axes[value], rows[1] - rows[0], name)
+
+    def _flat(self, value: ir.Value, dims: Sequence[int], axis: int) -> ir.Value:
+        """A result as a body gives it: a view that stands before all lines in the file, so that these are cut first."""
+        shape = [math.prod(dims[:axis]), math.prod(dims[axis:])]
+        flat = ir.Value(name=self.writer.fresh(f"{value.name}.flat"), type=value.type, shape=ir.Shape(shape))
+        self.writer.window("Reshape", [value, self.writer.integers(shape)], {}, flat)
+        return flat
 
     def _add_end(self, value: ir.Value, begins: Sequence[ir.Value], ends: list[ir.Value]) -> None:
         """Add what a body gives: none of what it takes, and none twice."""
