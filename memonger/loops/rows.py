@@ -103,8 +103,10 @@ def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand
         parts = bounds(nodes, rows)
         if len(parts) < _SLICES:
             return None
-        begin, end = steady(_slices(nodes, parts[:_SLICES]))
-        if end - begin >= _ALIKE:
+        slices = _slices(nodes, parts[:_SLICES])
+        begin, end = steady(slices)
+        tiles = slices[begin].tiles if end - begin >= _ALIKE else ()
+        if tiles and all(copy.rows[1] - copy.rows[0] >= _least_rows(node) for node, copy in tiles):
             return RowBand(band.begin, band.end, len(parts), rows)
     return None
 
