@@ -378,7 +378,7 @@ def _difference(stock: Path, own: Path) -> str:
     return "same"
 
 
-def _names(cache: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
+def files(cache: Path) -> Iterator[tuple[str, Callable[[], Path]]]:
     for package, paths in FOUND.items():
         for path in paths:
             yield f"{package} {path}", lambda package=package, path=path: _unpacked(package, path, cache)
@@ -449,7 +449,7 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     rows = HERE / "packages.json"
     found: dict[str, Any] = json.loads(rows.read_text()) if (asked.resume or words) and rows.is_file() else {}
-    names = dict(_names(cache))
+    names = dict(files(cache))
     for name, path in names.items():
         if any(word in name for word in words) if words else name not in found:
             try:

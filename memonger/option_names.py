@@ -18,3 +18,6 @@ Precision = Literal["float16", "bfloat16"]
 
 Engine = Literal["joblib", "ray"]
 """What makes several plans at a time: processes of this machine, or a cluster; see `memonger.plan_all`."""
+
+LoopTarget = Literal["web", "triton", "openvino", "tensorrt", "mobile"]
+"""The names in `memonger.loops.targets.TARGETS`."""

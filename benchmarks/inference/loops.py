@@ -7,6 +7,7 @@ bit. A network that gains nothing has the reason.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,8 @@ SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet12
 """Networks of ``models/``, and the height and width of the image that they are given."""
 
 TABLE = Table(
-    "network<19", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f", "seconds>8.0f",
-    "slices<16",
+    "network<19", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f", "forecast>9.2f",
+    "after>6.2f", "seconds>8.0f", "slices<16",
 )  # fmt: skip
 
 
@@ -54,13 +55,13 @@ def row(name: str, write: Callable[[Path], None], batch: int) -> tuple[str, floa
         except PlanError as error:
             return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
     before, after = made.before, made.after
-    assert before is not None
-    assert after is not None
+    assert before.seconds is not None
+    assert after.seconds is not None
     memory, took = _run(after) / _run(before), after.seconds / before.seconds
     slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops)
     line = TABLE.row(
         name, (before.loaded_bytes or 0) / MIB, (after.loaded_bytes or 0) / MIB, _run(before) / MIB, _run(after) / MIB,
-        memory, took, time.perf_counter() - begin, slices,
+        memory, took, _forecast(before), _forecast(after), time.perf_counter() - begin, slices,
     )  # fmt: skip
     return line, memory, took
 
@@ -69,13 +70,19 @@ def _run(footprint: Footprint) -> int:
     return max(1, footprint.run_bytes or 0)
 
 
+def _forecast(footprint: Footprint) -> float:
+    """What a run was expected to take, as a part of what it took."""
+    return (footprint.expected.run_bytes if footprint.expected else math.nan) / _run(footprint)
+
+
 def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:
     """The lines of the table, of all networks or those of these names."""
     command = " ".join(["inference.loops", *(["--images"] if is_image else []), *names])
     yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir", "numpy"))
     batch = 1 if is_image else BATCH
     yield ""
-    yield f"batch {batch}; MiB of the process's own memory; slices: nodes, and in how many slices they run"
+    yield f"batch {batch}; MiB of the process's own memory; forecast: of a run, as a part of it; "
+    yield "slices: nodes, and in how many slices they run"
     yield ""
     yield TABLE.heading
     means = list[tuple[str, float, float]]()

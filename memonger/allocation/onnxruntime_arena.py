@@ -5,14 +5,15 @@ regions from the system, of 1 MiB first, each twice as large as the last, and gi
 smallest free piece that holds it, which is cut only where that leaves at least as much over. The first run asks for
 each buffer as it comes, and notes when; where each could lie in one block is worked out from that. The second run takes
 that block beside what the first one has cut up. What kernels take as workspace, and the outputs, are asked for one by
-one each time.
+one each time. A body's runs are runs of a graph of its own: the first of all asks for each buffer, and each later one,
+of the next slice or of the next run, for a block, which it gives back.
 
 Counted is what was written to: pages of a region that nothing reached take no memory. For each 256 bytes of a region
 the arena itself writes eight.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memonger.allocation.buffers import Buffer
@@ -26,29 +27,76 @@ PAGE = 4096
 _ENDLESS = 1 << 62
 
 
-def onnxruntime_bytes(planned: Sequence[Buffer], single: Sequence[Buffer] = ()) -> int:
-    """Bytes that onnxruntime's arena has written to after its second run; later runs take no more.
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What a run of a graph asks the runtime's memory for, by steps.
+
+    Attributes:
+        planned: What is packed into one block from the second run on.
+        single: What is asked for one by one in every run: outputs, the workspace of kernels.
+        bodies: By step the graphs that run in it, one after the other, and how often each.
+    """
+
+    planned: Sequence[Buffer]
+    single: Sequence[Buffer] = ()
+    bodies: Mapping[int, Sequence[tuple["Frame", int]]] = field(default_factory=dict)
+
+
+def onnxruntime_bytes(frame: Frame, *, arena: bool = True, freed: int = 0) -> int:
+    """Bytes that onnxruntime has written to after its second run of a graph; later runs take no more.
 
     Args:
-        planned: What it packs into one block from the second run on.
-        single: What it asks for one by one in every run: the model's outputs, the workspace of kernels.
+        frame: What a run asks for.
+        arena: Whether onnxruntime's arena is on. Without, each piece comes from the C library, and goes back to it:
+            counted is what was asked for at once, and not the holes that its heap is left with.
+        freed: Bytes of the largest piece that went back to the C library before.
     """
-    arena, block = _RuntimeArena(), _Pieces([(_ENDLESS, 0)])
-    for buffer, begins in _events((*planned, *single)):
-        arena.take(buffer.id, buffer.size) if begins else arena.give(buffer.id)
-    packed: dict[int, tuple[int, int]] = {}
-    peak = 0
+    memory, blocks = _RuntimeArena(freed) if arena else _Heap(), dict[Frame, int]()
+    for _ in range(2):
+        _run(frame, memory, blocks)
+    return memory.written()
+
+
+_TURNS = 4
+"""Of a body's runs so many are replayed: the others find what these left."""
+
+
+def _run(frame: Frame, memory: "_RuntimeArena | _Heap", blocks: dict[Frame, int]) -> None:
+    """Replay a run, the first or a later one of that graph."""
+    block, held, left = blocks.get(frame), dict[int, tuple[int, int]](), sorted(frame.bodies, reverse=True)
+    whole = memory.take(block) if block else None
+    for buffer, begins in _events((*frame.planned, *frame.single) if block is None else frame.single):
+        now = buffer.start if begins else buffer.stop
+        while left and left[-1] < now:
+            _run_bodies(frame.bodies[left.pop()], memory, blocks)
+        if begins:
+            held[buffer.id] = memory.take(buffer.size)
+        else:
+            memory.give(held.pop(buffer.id))
+    while left:
+        _run_bodies(frame.bodies[left.pop()], memory, blocks)
+    if whole is not None:
+        memory.give(whole)
+    if block is None:
+        blocks[frame] = _block_bytes(frame.planned)
+
+
+def _run_bodies(bodies: Sequence[tuple[Frame, int]], memory: "_RuntimeArena | _Heap", blocks: dict[Frame, int]) -> None:
+    for body, turns in bodies:
+        for _ in range(min(turns, _TURNS)):
+            _run(body, memory, blocks)
+
+
+def _block_bytes(planned: Sequence[Buffer]) -> int:
+    """Bytes of the block into which the runtime packs these."""
+    block, packed, most = _Pieces([(_ENDLESS, 0)]), dict[int, tuple[int, int]](), 0
     for buffer, begins in _events(planned):
         if begins:
-            packed[buffer.id] = address, _ = block.cut(_rounded(buffer.size))
-            peak = max(peak, address + packed[buffer.id][1])
+            packed[buffer.id] = address, size = block.cut(_rounded(buffer.size))
+            most = max(most, address + size)
         else:
             block.put(*packed.pop(buffer.id))
-    if peak:
-        arena.take(None, peak)
-    for buffer, begins in _events(single):
-        arena.take(buffer.id, buffer.size) if begins else arena.give(buffer.id)
-    return arena.written()
+    return most
 
 
 def region_bytes(buffers: Sequence[Buffer]) -> int:
@@ -113,7 +161,7 @@ class _Pieces:
         Raises:
             LookupError: there is none.
         """
-        place = bisect_left(self.free, (size, -1))
+        place = bisect_left(self.free, (size, -_ENDLESS))
         found, address = self.free[place]
         self._remove(found, address)
         if found - size < waste:
@@ -148,41 +196,72 @@ class _Pieces:
 class _RuntimeArena:
     """onnxruntime's arena: regions that grow, and which of their bytes were written to."""
 
-    def __init__(self) -> None:
-        self.pieces = _Pieces([])
-        self.held: dict[int | None, tuple[int, int]] = {}
-        self.next_region, self.end, self.kept = FIRST_REGION, 0, 0
+    def __init__(self, freed: int) -> None:
+        self.pieces, self.threshold = _Pieces([]), min(max(freed, 128 << 10), 32 << 20)
+        self.next_region, self.kept = FIRST_REGION, 0
+        self.heap_end, self.lowest = -_ENDLESS, 0
         self.touched: list[tuple[int, int]] = []
 
-    def take(self, number: int | None, size: int) -> None:
-        """Take a piece for a buffer, and write to all of it."""
+    def take(self, size: int) -> tuple[int, int]:
+        """Take a piece for a buffer, and write to all of it. Returns where it is, for `give`."""
         wanted = _rounded(size)
         waste = min(wanted, MOST_WASTE)
         try:
             address, held = self.pieces.cut(wanted, waste)
         except IndexError:
-            # Another region, with a gap before it so that it never joins the last one
             grown = False
             while wanted > self.next_region:
                 self.next_region, grown = self.next_region * 2, True
-            self.pieces.put(self.end, self.next_region)
-            self.end += self.next_region + PAGE
+            self.pieces.put(self._region(), self.next_region)
             self.kept += self.next_region // UNIT * HANDLE
             if not grown:
                 self.next_region = max(self.next_region, min(self.next_region * 2, LARGEST_STEP))
             address, held = self.pieces.cut(wanted, waste)
-        self.held[number] = address, held
         self.touched.append((address, address + size))
+        return address, held
 
-    def give(self, number: int | None) -> None:
+    def _region(self) -> int:
+        """Where another region lies, with a gap so that it never joins the last one.
+
+        Of pieces of one size the lowest is taken. The C library's heap grows upwards. Above it, each below the last,
+        lie pieces that the system gives: those from a threshold on, which rises to the largest that was given back.
+        """
+        if self.next_region < self.threshold:
+            address, self.heap_end = self.heap_end, self.heap_end + self.next_region + PAGE
+            return address
+        self.lowest -= self.next_region + PAGE
+        return self.lowest
+
+    def give(self, piece: tuple[int, int]) -> None:
         """Give a buffer's piece back."""
-        self.pieces.put(*self.held.pop(number))
+        self.pieces.put(*piece)
 
     def written(self) -> int:
         """Bytes of all pages written to, and what the arena keeps of its own."""
-        total, reached = self.kept, 0
+        total, reached = self.kept, -_ENDLESS
         for begin, end in sorted(self.touched):
             first, last = begin // PAGE * PAGE, -(-end // PAGE) * PAGE
             total += max(0, last - max(first, reached))
             reached = max(reached, last)
         return total
+
+
+class _Heap:
+    """The C library's memory, without what its heap wastes: what is given back goes back to the system."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def take(self, size: int) -> tuple[int, int]:
+        """Take a piece, and write to all of it. Returns what to `give` back."""
+        self.now += size
+        self.most = max(self.most, self.now)
+        return 0, size
+
+    def give(self, piece: tuple[int, int]) -> None:
+        """Give a piece back."""
+        self.now -= piece[1]
+
+    def written(self) -> int:
+        """The most bytes at once."""
+        return self.most

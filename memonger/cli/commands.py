@@ -45,7 +45,7 @@ from memonger.cli.options import (
     parse_sizes,
 )
 from memonger.devices import GRAPHS
-from memonger.option_names import Engine, Strategy
+from memonger.option_names import Engine, LoopTarget, Strategy
 from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
 
 
@@ -243,15 +243,19 @@ def plan_all_command(**arguments: Any) -> None:
     examples=(
         "memonger shrink model.onnx --batch 16 -o smaller.onnx",
         "memonger shrink model.onnx --dim batch=1:16 --max-overhead 0.1 -o smaller.onnx",
+        "memonger shrink model.onnx --batch 4 --for web -o smaller.onnx",
     )
 )
 @options(
     MODEL,
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the smaller model here."),
     *DIMS,
-    click.option("--weights", type=Choice(("beside", "inside")), default="beside", show_default=True,
-                 help="Where weights lie: in a file beside it, or inside, for what reads no other file, as "
-                 "onnxruntime-web does; it then holds those of loops twice."),
+    click.option("--for", "target", type=Choice(get_args(LoopTarget)),
+                 help="What will run it, where that isn't onnxruntime on a processor: written in a form that it takes, "
+                 "or refused with the reason. triton: -o NAME/1/model.onnx, and config.pbtxt above."),
+    click.option("--weights", type=Choice(("beside", "inside")),
+                 help="Where weights lie: in a file beside it (default), or inside, for what reads no other file; "
+                 "onnxruntime then holds those of loops twice."),
     *EXTRA_TIME_OF_LOOPS,
     click.option("--no-check", is_flag=True, help="Run nothing: estimates decide alone, and nothing is compared."),
     AS_JSON,
@@ -385,7 +389,8 @@ def report_command(**arguments: Any) -> None:
 def unplan(**arguments: Any) -> None:
     """Write the model that PLANNED was made from.
 
-    The plan is taken out, marks stay. Of a training plan that is the forward model.
+    The plan is taken out, marks stay. Of a training plan that is the forward model. A file that shrink wrote gives the
+    model that was shrunk.
     """
     from memonger.cli import files
 

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Mapping
 import onnx_ir as ir
 
 from memonger.allocation.buffers import Buffer
-from memonger.allocation.onnxruntime_arena import onnxruntime_bytes
-from memonger.graph import aliasing
+from memonger.allocation.onnxruntime_arena import Frame, onnxruntime_bytes
+from memonger.graph import aliasing, kernels
 from memonger.ir.operators import operator_name
-from memonger.ir.values import dense, nbytes, read_values, static_shape
+from memonger.ir.values import dense, graphs, nbytes, read_values, static_shape, subgraphs
 
 _TAKES_INPUT = frozenset(
     {
@@ -26,24 +26,48 @@ _TAKES_INPUT = frozenset(
 """Operators whose kernel onnxruntime 1.31.1 was seen to give an input's memory, of those that may run in place."""
 
 
-def allocated_bytes(model: ir.Model, workspace: Mapping[str, int], *, as_written: bool) -> int:
+_MOST_PIECES = 1000  # of one node's workspace
+
+
+def allocated_bytes(
+    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, arena: bool = True, threads: int = 1
+) -> int:
     """Bytes that stock onnxruntime takes beside weights and inputs, its second run included: later ones take no more.
 
     Args:
-        model: Lowered, in the order it was made in.
-        workspace: Bytes of workspace of each node, by name.
+        model: Lowered, in the order it was made in, every size known.
+        workspace: Bytes of workspace of each node, by name, those that its bodies took included; None: what kernels
+            are known to ask for, and bodies are replayed.
         as_written: Its nodes run in file order; else in the order that onnxruntime would run that file in.
+        arena: Whether onnxruntime's arena is on.
+        threads: Threads within a node, for workspace that isn't given.
     """
-    nodes = list(model.graph)
+    weights = (value.const_value for graph in graphs(model) for value in graph.initializers.values())
+    largest = max((weight.nbytes for weight in weights if weight is not None), default=0)  # loading copied it
+    frame = _frame(model.graph, workspace, as_written, threads)
+    return onnxruntime_bytes(frame, arena=arena, freed=largest)
+
+
+def _frame(
+    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, is_body: bool = False
+) -> Frame:
+    """What a run of a graph asks for; what a body writes, the node around it has asked for."""
+    nodes = list(graph)
     if not as_written:
         nodes = [nodes[number] for number in default_order(nodes)]
-    planned, single = _Allocations(model, nodes).buffers()
-    # The workspace of each node; only its sum was measured, so that it counts as one piece
-    buffers: list[Buffer] = []
+    planned, outputs = _Allocations(graph, nodes).buffers()
+    single, bodies = [] if is_body else outputs, dict[int, list[tuple[Frame, int]]]()
     for step, node in enumerate(nodes):
-        size, pieces = workspace.get(str(node.name), 0), 2 if node.op_type == "LRN" else 1  # squares, and their sums
-        buffers += [Buffer(-1 - 2 * step - i, size // pieces, step, step + 1) for i in range(pieces)]
-    return onnxruntime_bytes(planned, [*single, *buffers])
+        if workspace is None:
+            pieces = kernels.workspace(node, threads)
+            inside = [_frame(body, None, as_written, threads, True) for body in subgraphs(node)]
+            if inside:
+                bodies[step] = [(body, kernels.turns(node)) for body in inside]
+        else:  # only its sum was measured, so that it counts as one piece; of LRN squares, and their sums
+            count = 2 if node.op_type == "LRN" else 1
+            pieces = [workspace.get(str(node.name), 0) // count] * count
+        single += [Buffer(-1 - _MOST_PIECES * step - i, size, step, step + 1) for i, size in enumerate(pieces)]
+    return Frame(planned, single, bodies)
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:
@@ -68,12 +92,12 @@ def default_order(nodes: list[ir.Node]) -> list[int]:
 class _Allocations:
     """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which."""
 
-    def __init__(self, model: ir.Model, nodes: list[ir.Node]) -> None:
+    def __init__(self, graph: ir.Graph, nodes: list[ir.Node]) -> None:
         self.nodes = nodes
-        self.results = set(model.graph.outputs)
-        self.uses: dict[ir.Value, int] = {}  # left, by the value that owns the memory
-        for value in (*model.graph.inputs, *model.graph.initializers.values()):
-            self.uses[value] = 1  # the caller's: never overwritten
+        self.results = set(graph.outputs)
+        made = {value for node in nodes for value in node.outputs}
+        # Left, by the value that owns the memory. What comes from outside is never overwritten
+        self.uses = {value: 1 for node in nodes for value in read_values(node) if value not in made}
         for value in (*self.results, *(value for node in nodes for value in read_values(node))):
             self.uses[value] = self.uses.get(value, 0) + 1
         self.owner: dict[ir.Value, ir.Value] = {}

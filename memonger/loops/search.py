@@ -9,11 +9,10 @@ candidate.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -22,15 +21,21 @@ from memonger.errors import PlanError
 from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
+from memonger.ir.values import static_shape
 from memonger.loops.rows import in_steady_slices, with_row_loops
+from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.lowering.as_stock import Expected, expected
+from memonger.model import original_model
 from memonger.model.load import Source, load_as_is
+from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.planner import search_plan as planner
 from memonger.planner.chunk_timing import NOISE
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.program import inputs_of
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
@@ -39,7 +44,7 @@ from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import ToSlice
 from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_search import ways_in_rows
+from memonger.tiling.row_search import RowSearch
 from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
@@ -77,14 +82,20 @@ class Footprint:
     """What a model takes in stock onnxruntime with its default options, measured in a process of its own.
 
     Attributes:
-        loaded_bytes: Of the process's own memory, once loaded; None where the system doesn't say.
+        loaded_bytes: Of the process's own memory, once loaded; None where nothing was run, or the system doesn't say.
         run_bytes: The most of a run beyond that, outputs included; likewise.
-        seconds: The fastest run.
+        seconds: The fastest run; None where nothing was run.
+        expected: What a run was expected to take, without running it; None where there is no onnxruntime, or only a run
+            can tell a size.
     """
 
     loaded_bytes: int | None
     run_bytes: int | None
-    seconds: float
+    seconds: float | None
+    expected: Expected | None = None
+
+
+_NOTHING_RUN = Footprint(None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +122,32 @@ class Shrunk:
     Attributes:
         model: The model, in standard operators.
         loops: What runs in them, in order; a loop with fewer slices surrounds those before it of the same band.
-        before: What the model takes as it was; None where nothing was measured.
+        before: What the model takes as it was.
         after: What it takes now.
         notes: What there is to say of it.
+        target: What runs it; None: onnxruntime on a processor.
     """
 
     model: ir.Model
     loops: tuple[Loop, ...]
-    before: Footprint | None
-    after: Footprint | None
+    before: Footprint
+    after: Footprint
     notes: tuple[str, ...] = ()
+    target: LoopTarget | None = None
 
-    def save(self, path: str | Path, *, weights: Literal["beside", "inside"] = "beside") -> None:
+    def save(self, path: str | Path, *, weights: Weights | None = None) -> None:
         """Write the file. Whole or not at all.
 
         Args:
             path: The file.
-            weights: Where they lie: in a data file beside it, or inside for what reads no other file, as
-                onnxruntime-web: then onnxruntime holds those of loops twice.
+            weights: Where they lie: in a data file beside it, or inside for what reads no other file: then onnxruntime
+                holds those of loops twice. None: where the target needs them, else beside it.
 
         Raises:
             PlanFileError: it can't be written; with weights inside that are more than a message holds.
+            PlanError: the target needs weights elsewhere.
         """
-        if weights == "beside":
+        if (weights or "beside" if self.target is None else TARGETS[self.target].weights_or(weights)) == "beside":
             save_model(self.model.clone(), Path(path), limit=0)
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
@@ -149,18 +163,20 @@ class _Candidate:
         seconds: How much longer it is estimated to take.
         write: Gives the model in loops, or raises a `NotInLoopsError`.
         loops: What runs in them.
+        is_nested: Whether one of them stands in another.
     """
 
     bytes: float
     seconds: float
     write: Callable[[], ir.Model]
     loops: tuple[Loop, ...]
+    is_nested: bool = False
 
 
 def shrink(
     source: Source, *, batch: int | None = None,
     dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
-    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False,
+    max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False, target: LoopTarget | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Shrunk:  # fmt: skip
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
@@ -177,18 +193,22 @@ def shrink(
         max_overhead: The most extra time of a run, as a fraction, by measurement.
         check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
         allow_rounding: Whether outputs may differ in their last bits.
+        target: What will run the file, where that isn't onnxruntime on a processor: the file gets a form that it takes.
         progress: Called with the name of each stage of the work.
 
     Raises:
         LoadError: the model can't be read or its shapes can't be made static.
         PlanError: nothing is gained: no node can run in a loop (the message names one and says why), or none that can
-            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open.
+            saves memory in the time that is allowed, with the same outputs; or more than one dimension is to stay open;
+            or the target can't run such a file.
         RuntimeUnavailableError: onnxruntime isn't there to check with.
     """
     asked = Options(batch=batch, dims=dims, max_overhead=max_overhead, allow_rounding=allow_rounding)
     ranges = asked.ranges
     if len(ranges) > 1:
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
+    if target is not None and target not in TARGETS:
+        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
     options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
     job = planner.prepare(source, options)
     progress("search")
@@ -203,6 +223,8 @@ def shrink(
         found += _in_rows(search.job)
     if not axes and not found:
         raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
+    if target is not None and not TARGETS[target].nests:
+        found = [each for each in found if not each.is_nested]
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
@@ -215,14 +237,25 @@ def shrink(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
     if not check:
-        return _unchecked(found, job.source.name)
-    with TemporaryDirectory() as folder:
-        progress("compare")
-        others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
-        contest = _Contest(
-            Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
-        )
-        return contest.winner(found)
+        made = _unchecked(found, job.source.name)
+    else:
+        with TemporaryDirectory() as folder:
+            progress("compare")
+            others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
+            contest = _Contest(
+                Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+            )
+            made = contest.winner(found)
+    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
+    original = load_as_is(source).ir
+    known = [expected(model, shapes, cores) for model in (original, made.model)]
+    original_model.embed(made.model, original)
+    notes = made.notes
+    if target is not None:
+        TARGETS[target].check(made.model)
+        notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
+    before, after = (replace(o, expected=e) for o, e in zip((made.before, made.after), known, strict=True))
+    return replace(made, before=before, after=after, notes=notes, target=target)
 
 
 def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
@@ -251,7 +284,7 @@ def _unchecked(found: Sequence[_Candidate], name: str) -> Shrunk:
         except NotInLoopsError:
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
-        return Shrunk(made, candidate.loops, None, None, (said,))
+        return Shrunk(made, candidate.loops, _NOTHING_RUN, _NOTHING_RUN, (said,))
     raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
 
 
@@ -340,7 +373,8 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: st
             first, last = nodes[own[0]].name, nodes[own[-1]].name
             loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
     write = partial(with_loops, model, axis.axes, tuple(bands), open_size)
-    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops))
+    is_nested = any(len(band.stages) > 1 for band in bands)
+    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
 
 
 def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
@@ -349,11 +383,9 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
-    model = job.lowered.model
-    nodes, rules = list(model.graph), row_rules(model)
-    for parts in ways:
-        bands = sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin)
+    search = RowSearch(job, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
+    model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
+    for bands, parts in search.ways({}, most_copies=math.inf):
         loops = list[Loop]()
         for band in bands:
             own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], RowRule)]
@@ -390,7 +422,7 @@ class _Contest:
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed."""
-        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(feeding.inputs_of(self.model.graph)))
+        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
@@ -414,7 +446,7 @@ class _Contest:
                 self.tried.append(why_not)
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     left = [other for other in left if other.seconds <= candidate.seconds - 0.01 * self.once]
-        why = dict.fromkeys(self.tried)
+        why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
 
     def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:

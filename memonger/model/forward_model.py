@@ -31,6 +31,27 @@ LARGEST = 1 << 30  # bytes of a forward model without its weights: what is large
 _MANY = MiB  # bytes of large weights from which on they wait in a file for evaluation and export
 
 
+def to_text(model: ir.Model) -> str:
+    """A model as text for another one's metadata: its message, packed."""
+    return base64.b64encode(zlib.compress(ir.to_proto(model).SerializeToString(deterministic=True), 9)).decode()
+
+
+def from_text(text: str) -> bytes:
+    """The message that `to_text` packed.
+
+    Raises:
+        ValueError: the text is malformed, or what it unpacks to is too large.
+    """
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
+    except (binascii.Error, zlib.error, MemoryError) as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof:
+        raise ValueError("cut short, or too large")
+    return data
+
+
 def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
     """Put ``forward`` into the metadata of ``model``, which is made from it. Weights both have are left out.
 
@@ -53,8 +74,7 @@ def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
             if not value.is_graph_input():
                 copy.graph.inputs.append(value)
     save.read_in(copy)
-    data = zlib.compress(ir.to_proto(copy).SerializeToString(deterministic=True), 9)
-    model.metadata_props[KEY] = base64.b64encode(data).decode()
+    model.metadata_props[KEY] = to_text(copy)
 
 
 def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | None:
@@ -70,12 +90,8 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
     if text is None:
         return None
     try:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
-        if not unpacker.eof:
-            raise zlib.error("cut short, or too large")
-        forward = load.load_as_is(data).ir
-    except (binascii.Error, zlib.error, ValueError, MemoryError, LoadError) as error:
+        forward = load.load_as_is(from_text(text)).ir
+    except (ValueError, LoadError) as error:
         raise PlanError(f"{name}: the forward model in its metadata '{KEY}' is malformed: {error}.") from error
     forward.graph.meta[load.FOREIGN] = True
     for value in list(forward.graph.inputs):

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from memonger.errors import PlanError
+from memonger.errors import LoadError, PlanError
 from memonger.graph.schedule import drop_copies
 from memonger.ir import marks, training_roles
 from memonger.ir.model import Model
 from memonger.ir.save import read_in
-from memonger.model import forward_model
+from memonger.model import forward_model, original_model
+from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.words import option
@@ -19,6 +20,7 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
     - A plan that was just made gives the model it was made from, as `memonger.load` read it.
     - A file of a training plan gives the forward model that was differentiated, with the weights of the file.
     - A file of a portable plan gives its own nodes: recomputed copies and the plan are taken out, the order stays.
+    - A file that `memonger.shrink` wrote gives the model that it was made from, which it keeps.
     - A file for a device holds what onnxruntime's optimizer made of the model, in operators of its own: the user's
       model isn't in it. Nodes that run in chunks are there once for each.
 
@@ -33,6 +35,9 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
     """
     name = str(plan)
     if isinstance(plan, str | Path):
+        shrunk = _original(Path(plan))
+        if shrunk is not None:
+            return shrunk
         plan = Plan.load(plan)
     elif not isinstance(plan, Plan):
         raise PlanError(f"a plan is given as memonger.Plan or as the path of a planned file, not as {plan!r}.")
@@ -61,3 +66,13 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
     if plan.files is not None:
         read_in(model)  # its tensors lie in files that go with the plan
     return Model(model, name, plan.batch, foreign=True)
+
+
+def _original(path: Path) -> Model | None:
+    """The model that a file in loops was made from; None where it is no such file."""
+    try:
+        read = load_as_is(path)
+    except LoadError:
+        return None  # what is wrong with it is said where it is read as a plan
+    original = None if KEY in read.ir.metadata_props else original_model.extract(read.ir, str(path))
+    return None if original is None else Model(original, str(path), foreign=True)

@@ -65,11 +65,8 @@ class Sizes:
     """
 
     def __init__(self, model: ir.Model, *, contents_alone: bool = False) -> None:
-        graph = model.graph
-        numbers: dict[ir.Value, int] = {}
-        graphs = (graph, *(body for node in graph.all_nodes() for body in subgraphs(node)))
-        for value in (value for each in graphs for value in all_values(each)):
-            numbers.setdefault(value, len(numbers) + 1)
+        graph, numbers = model.graph, _numbers(model)
+        graphs = _graphs(graph)
         self._shapes: list[Shape | None] = [None] * (len(numbers) + 1)
         self._contents: dict[int, np.ndarray] = {numbers[v]: array for v, array in constants(model).items()}
         for value in (value for each in graphs for value in each.initializers.values()):
@@ -146,6 +143,42 @@ class Sizes:
         written = list(zip(self.names, self._written, strict=True))
         found = {name: one for name, number in written if (one := shapes[number]) is not None}
         return found, {name: known[number] for name, number in written if number in known}
+
+
+def give_shapes(model: ir.Model, inputs: Mapping[str, Shape]) -> bool:
+    """Give all values of a model their shapes, those of bodies too, in place; False where one isn't known.
+
+    Args:
+        model: Every node and value named.
+        inputs: The shape of each input, by name.
+    """
+    sizes, numbers = Sizes(model), _numbers(model)
+    shapes, known = list(sizes._shapes), dict(sizes._contents)
+    for value in model.graph.inputs:
+        if str(value.name) in inputs:
+            shapes[numbers[value]] = inputs[str(value.name)]
+    with np.errstate(all="ignore"):
+        for step in sizes._steps:
+            with suppress(*CONTRADICTIONS):
+                _compute(step, shapes, known)
+    for value, number in numbers.items():
+        shape = shapes[number]
+        if shape is not None:
+            value.shape = ir.Shape(shape)
+    made = [value for value in numbers if value.name and value.producer() is not None]
+    return all(value.type is not None and (not dense(value) or static_shape(value) is not None) for value in made)
+
+
+def _graphs(graph: ir.Graph) -> tuple[ir.Graph, ...]:
+    return (graph, *(body for node in graph.all_nodes() for body in subgraphs(node)))
+
+
+def _numbers(model: ir.Model) -> dict[ir.Value, int]:
+    """The number of each value, from 1 on."""
+    numbers: dict[ir.Value, int] = {}
+    for value in (value for each in _graphs(model.graph) for value in all_values(each)):
+        numbers.setdefault(value, len(numbers) + 1)
+    return numbers
 
 
 def _compute(step: _NodeSizes, shapes: list[Any], known: dict[int, np.ndarray]) -> None:

@@ -19,7 +19,9 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.cli.commands import main
 from memonger.errors import PlanError
+from memonger.ir.values import graphs
 from memonger.loops import search
+from memonger.loops.targets import TARGETS
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import load
 from memonger.runtime import process_memory
@@ -170,10 +172,11 @@ def test_a_model_shrinks(large: Path) -> None:
     feeds = {"x": normal(0, 16, 3, 64, 64)}
     want, got = (_session(large.with_name(n)).run(None, feeds) for n in ("large.onnx", "small.onnx"))
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    assert made.before is not None
-    assert made.after is not None
     if process_memory.is_measurable():
         assert made.after.run_bytes < 0.75 * made.before.run_bytes  # type: ignore[operator]
+        for one in (made.before, made.after):
+            assert one.expected is not None
+            assert one.expected.run_bytes == pytest.approx(one.run_bytes, rel=0.15)
     assert max(loop.slices for loop in made.loops) > 1
     assert {name.suffix for name in large.parent.glob("small*")} == {".onnx", ".data"}
     made.save(large.with_name("inside.onnx"), weights="inside")
@@ -201,7 +204,11 @@ def test_the_command_says_what_was_gained_or_writes_nothing(large: Path) -> None
 def test_nothing_is_run_without_the_check(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MeasuredSession", None)
     made = memonger.shrink(large, batch=8, check=False, max_overhead=10.0)
-    assert (made.before, made.after) == (None, None)
+    assert (made.before.run_bytes, made.after.run_bytes) == (None, None)
+    assert made.before.expected is not None
+    assert made.after.expected is not None
+    assert made.after.expected.run_bytes < made.before.expected.run_bytes
+    assert made.after.expected.without_arena < made.before.expected.without_arena
     assert "nothing was run" in made.notes[0]
 
 
@@ -217,3 +224,51 @@ def test_what_gains_nothing_is_refused_with_the_reason(large: Path, monkeypatch:
     no_batch = parse("g (float[8, 4] x) => (float[8, 4] y) { y = Softmax <axis = 0> (x) }")
     with pytest.raises(PlanError, match=r"can't run in loops|gains nothing in loops"):
         memonger.shrink(no_batch)
+
+
+@pytest.mark.parametrize("target", ["web", "mobile", "openvino", "tensorrt"])
+def test_a_target_gets_a_form_that_it_takes(target: Any, large: Path) -> None:
+    made = memonger.shrink(large, batch=8, check=False, max_overhead=10.0, target=target)
+    made.save(large.with_name("small.onnx"))
+    inside = target in ("web", "mobile")
+    assert len(list(large.parent.glob("small*"))) == (1 if inside else 2)
+    bodies = [node for graph in graphs(made.model) for node in graph if node.op_type == "Scan"]
+    assert len(bodies) == 1 or target != "openvino"
+    assert any(note.startswith(TARGETS[target].name) for note in made.notes)
+    if inside:
+        with pytest.raises(PlanError, match=r"needs weights inside \(weights='inside'\): "):
+            made.save(large.with_name("other.onnx"), weights="beside")
+
+
+def test_what_a_target_cannot_run_is_refused() -> None:
+    loaded, axes = _axes(_network(), 0)
+    nested = with_loops(loaded, axes, [_band(axes, (0, 3, 8), (3, len(axes.nodes), 2))])
+    TARGETS["tensorrt"].check(nested)
+    with pytest.raises(PlanError, match=r"OpenVINO takes no loop in a loop, and '[^']+' is one"):
+        TARGETS["openvino"].check(nested)
+    model = parse("g (int8[8, 4] x) => (int8[8, 4] y) { a = Relu (x)  y = Identity (a) }", opset=17)
+    loaded, axes = _axes(model, 0)
+    whole = with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))])
+    with pytest.raises(PlanError, match="TensorRT takes no loop over INT8"):
+        TARGETS["tensorrt"].check(whole)
+
+
+def test_triton_gets_a_repository(large: Path) -> None:
+    call = ["shrink", str(large), "--dim", "n=1:8", "--for", "triton", "--no-check", "--quiet", "--max-overhead", "10"]
+    done = click.testing.CliRunner().invoke(main, [*call, "-o", str(large.with_name("small.onnx"))])
+    assert done.exit_code == 1
+    assert "Triton looks for a model in NAME/1: -o small/1/model.onnx" in done.stderr
+    file = large.parent / "net" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    done = click.testing.CliRunner().invoke(main, [*call, "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    config = (large.parent / "net" / "config.pbtxt").read_text()
+    for line in (
+        'name: "net"',
+        'backend: "onnxruntime"',
+        "dims: -1",
+        "dims: 64",
+        'default_model_filename: "model.onnx"',
+    ):
+        assert line in config
+    assert _session(file).get_inputs()[0].shape == ["n", 3, 64, 64]

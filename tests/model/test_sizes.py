@@ -30,6 +30,7 @@ IMAGES = """
     i6 = ConvTranspose<strides=[2,2], output_padding=[1,1]>(x, kt) i7 = Resize<mode="nearest">(x, , scales)
     i8 = ConvTranspose<auto_pad="SAME_LOWER", strides=[2,2]>(x, kt) i9 = Resize<mode="nearest">(x, , , sizes)
     i10 = DepthToSpace<blocksize=2>(i0) i11 = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1, pads=[0,0,1,1]>(x)
+    i12 = AveragePool<kernel_shape=[40,40], strides=[40,40], ceil_mode=1, count_include_pad=1>(x)
 """
 MOVEMENT = """
     b = Shape<start=0, end=1>(t) s = Shape<start=1, end=2>(t)

@@ -28,7 +28,7 @@ def _windows(site: Site) -> _Window:
                 continue
             before, after = (pads[axis], pads[axis + rank]) if pads and auto == "NOTSET" else (0, 0)
             left = size + before + after - reach
-            if left < 0:
+            if left <= -(stride if ceil else 1):  # rounded up, one that reaches beyond the end counts
                 raise ValueError(f"a window of {reach} is larger than {size + before + after}")
             windows = (-(-left // stride) if ceil else left // stride) + 1
             found.append(windows - (bool(ceil) and (windows - 1) * stride >= size + before))

@@ -1,0 +1,111 @@
+"""Files that others made, in loops: ``python -m benchmarks.inference.loops_packages [WORD...]``.
+
+Writes loops_packages.txt. Of the files of `benchmarks.packages` those whose first dimension is open go through
+``memonger shrink --batch 16``, each in a process of its own with a limit of LIMIT seconds: what a run takes in stock
+onnxruntime with its default options, before and after, forecast and time; or why nothing is written.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from benchmarks.machine import MIB, ROOT, Table, geometric_mean, keep, stamp
+from benchmarks.packages import files
+
+LIMIT = 400.0
+BATCH = 16
+TABLE = Table("file<72", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f")
+
+
+def open_dims(path: Path) -> list[str] | None:
+    """The names of open dimensions beside the first of each input; None where the first of the first isn't open."""
+    graph = onnx.load(path, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    shapes = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in constants]
+    if not shapes or not shapes[0] or shapes[0][0].dim_value > 0:
+        return None
+    first = {dims[0].dim_param for dims in shapes if dims}
+    return sorted({dim.dim_param for dims in shapes for dim in dims[1:] if dim.dim_param} - first)
+
+
+def shrunk(path: Path, target: Path, sizes: Mapping[str, int]) -> dict[str, Any] | str:
+    """What ``memonger shrink --json`` says of a file, or why it writes none."""
+    flags = [f"--batch={BATCH}", *(f"--dim={name}={size}" for name, size in sizes.items()), "--json", "--quiet"]
+    command = [sys.executable, "-m", "memonger", "shrink", str(path), "-o", str(target), *flags]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"takes longer than {LIMIT:.0f} seconds"
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        told = [line for line in said if line.startswith("memonger: ") and "note:" not in line]
+        return told[-1].removeprefix("memonger: ") if told else f"CRASH: {said[-1]}"
+    return dict(json.loads(done.stdout))
+
+
+def sizes_of(path: Path, names: Sequence[str]) -> dict[str, int] | str:
+    """Small sizes of these dimensions, with which stock onnxruntime runs the file; or why there are none."""
+    if not names:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.packages", "feeds", str(path), f"{folder}/feeds.npz"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1]
+    sizes = json.loads(done.stdout.splitlines()[-1])
+    return {name: sizes[name] for name in names}
+
+
+def lines(cache: Path, words: Sequence[str]) -> Iterator[str]:
+    """The lines of the table, of all files or those whose names have one of these words."""
+    yield from stamp(" ".join(["inference.loops_packages", *words]), ("onnxruntime", "onnx", "numpy"))
+    yield ""
+    yield f"batch {BATCH}; MiB of the process's own memory, of a run over the loaded model"
+    yield ""
+    yield TABLE.heading
+    why, ratios, closed = Counter[str](), list[tuple[float, float]](), 0
+    for name, made in files(cache):
+        if words and not any(word in name for word in words):
+            continue
+        path = made()
+        names = open_dims(path)
+        if names is None:
+            closed += 1
+            continue
+        sizes, label = sizes_of(path, names), name if len(name) <= 71 else f"…{name[-70:]}"
+        with tempfile.TemporaryDirectory() as folder:
+            record = sizes if isinstance(sizes, str) else shrunk(path, Path(folder) / "s.onnx", sizes)
+        if isinstance(record, str):
+            why["CRASH" if record.startswith("CRASH") else "refused"] += 1
+            yield f"{label:72}{record.split(': ', 1)[-1] if not record.startswith('CRASH') else record}"
+            continue
+        before, after = record["before"], record["after"]
+        ratios.append((after["run_bytes"] / max(1, before["run_bytes"]), after["seconds"] / before["seconds"]))
+        taken = (each[kind] / MIB for kind in ("loaded_bytes", "run_bytes") for each in (before, after))
+        yield TABLE.row(label, *taken, *ratios[-1])
+    yield ""
+    if ratios:
+        memory, took = (geometric_mean(values) for values in zip(*ratios, strict=True))
+        yield f"{len(ratios)} gain: {memory:.3f} of the memory of a run at {took:.2f} of its time"
+    yield f"{why['refused']} are refused with the reason, {why['CRASH']} crash, {closed} have their batch written in"
+
+
+def main() -> None:
+    """Measure, print and keep the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/memonger/packages"), metavar="FOLDER")
+    parser.add_argument("words", nargs="*", help="only files whose names have one of them, and no table is kept")
+    asked = parser.parse_args()
+    keep(lines(asked.cache.expanduser(), asked.words), None if asked.words else Path(__file__).with_suffix(".txt"))
+
+
+if __name__ == "__main__":
+    main()

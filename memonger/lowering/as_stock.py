@@ -1,0 +1,124 @@
+"""What a plain model will take in stock onnxruntime on the CPU, before it runs.
+
+A session is made, as onnxruntime's optimizer decides which nodes there are, and never run. Shapes follow from those of
+the inputs, and `memonger.graph.stock` replays what a run asks the runtime's memory for, bodies of loops included.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from memonger.devices import CPU, Cuda
+from memonger.errors import MemongerError
+from memonger.files import ScratchFolder
+from memonger.graph import stock
+from memonger.ir.model import Model
+from memonger.ir.names import name_nodes
+from memonger.ir.operators import operator_name
+from memonger.ir.passes import run_passes
+from memonger.ir.values import graphs
+from memonger.lowering.device_form import OptimizeWithOnnxruntime
+from memonger.runtime import onnxruntime
+from memonger.shapes.inference import output_type
+from memonger.shapes.shaping import Shape
+from memonger.shapes.sizes import give_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a run is expected to take in stock onnxruntime beyond the loaded model and its inputs, outputs included.
+
+    Attributes:
+        run_bytes: With default options.
+        without_arena: With onnxruntime's arena off (``enable_cpu_mem_arena``).
+    """
+
+    run_bytes: int
+    without_arena: int
+
+
+def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expected | None:
+    """What a run of a model is expected to take.
+
+    Args:
+        model: A plain model. Not changed.
+        inputs: The shape of each input, by name.
+        threads: Threads within a node.
+
+    Returns: None where onnxruntime isn't there or refuses the model, or a size is unknown that only a run can tell.
+    """
+    if not onnxruntime.is_available():
+        return None
+    folder = ScratchFolder()
+    try:
+        optimize = OptimizeWithOnnxruntime(CPU, "ORT_ENABLE_ALL", folder.path / "optimized.onnx", Cuda())
+        made = run_passes(Model(model.clone(), "the model"), "lower", optimize, name_nodes).ir
+        for graph in graphs(made):
+            _complete(graph, made.opset_imports)
+        if not give_shapes(made, inputs):
+            return None
+        sizes = (
+            stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads) for arena in (True, False)
+        )
+        return Expected(*sizes)
+    except MemongerError:
+        return None
+    finally:
+        folder.remove()
+
+
+def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> None:
+    """Say what the optimizer leaves out: types, and how many channels there are in blocks."""
+    weights = [
+        value.const_value.shape.numpy()
+        for node in graph
+        if operator_name(node) == "com.microsoft.nchwc::Conv"
+        for value in node.inputs[1:2]
+        if value is not None and value.const_value is not None
+    ]
+    block = math.gcd(16, *(shape[0] for shape in weights))
+    for node in graph:
+        for place, value in enumerate(node.outputs):
+            if value.type is None and (dtype := _type(node, place, opsets)) is not None:
+                value.type = ir.TensorType(dtype)
+        if operator_name(node) == "com.microsoft.nchwc::ReorderInput":
+            channels = _channels(node.outputs[0])
+            node.outputs[0].shape = ir.Shape([None, -(-channels // block) * block, None, None]) if channels else None
+
+
+def _type(node: ir.Node, place: int, opsets: Mapping[str, int]) -> ir.DataType | None:
+    """The type of an output, as its operator's schema says; None where that doesn't."""
+    if node.domain == "com.microsoft.nchwc":
+        return ir.DataType.FLOAT
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", 1))
+    if node.domain:
+        return output_type(node, place)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get("", 1))
+    except onnx.defs.SchemaError:
+        return None
+    kind = schema.outputs[min(place, len(schema.outputs) - 1)].type_str
+    for index, value in enumerate(node.inputs):
+        if value is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == kind:
+            return value.dtype if value.const_value is None else value.const_value.dtype
+    allowed = [one for each in schema.type_constraints if each.type_param_str == kind for one in each.allowed_type_strs]
+    return _NAMED.get(allowed[0]) if len(allowed) == 1 else _NAMED.get(kind)
+
+
+_NAMED = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL, "tensor(float)": ir.DataType.FLOAT}
+
+
+def _channels(value: ir.Value) -> int:
+    """Of a value in blocks, as the weights of those say that read it, or what pools make of it; 0 where none does."""
+    for node, index in value.uses():
+        weight = node.inputs[1].const_value if node.op_type == "Conv" and node.inputs[1] is not None else None
+        if index == 0 and weight is not None:
+            groups, (outer, inner, *_) = node.attributes.get_int("group", 1), weight.shape.numpy()
+            return outer if groups > 1 and inner == 1 else groups * inner
+        if node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool") and (found := _channels(node.outputs[0])):
+            return found
+    return 0

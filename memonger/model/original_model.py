@@ -1,0 +1,99 @@
+"""The model that another one was written from, kept in that one's file: a model in loops knows what it was.
+
+It stands in ``metadata_props["memonger.original"]``. Weights that the model holds under any name, in a body, say, are
+left out, and found again by their content.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from memonger.errors import LoadError, PlanError
+from memonger.ir.checks import root_cause
+from memonger.ir.tensors import all_tensors, bodies, in_memory, replace_external
+from memonger.ir.values import graphs, tensor_shape
+from memonger.model import load
+from memonger.model.forward_model import from_text, to_text
+from memonger.units import KiB, MiB
+
+KEY = "memonger.original"
+SMALL = KiB  # bytes; up to that many stay with the original
+MOST = MiB  # bytes of others that the model doesn't hold: with more of them it doesn't keep its original
+_HELD = "memonger:"  # before the digest of a weight that the model holds
+
+
+def embed(model: ir.Model, original: ir.Model) -> None:
+    """Put ``original`` into the metadata of ``model``, which is made from it. Weights both have are left out.
+
+    Args:
+        model: Changed in place, where it holds the weights of the original.
+        original: Not changed.
+    """
+    copy = original.clone()
+    sizes = {tensor.nbytes for tensor in all_tensors(copy) if _is_large(tensor)}
+    held, left = {digest for digest, _ in _digests(model, sizes)}, 0
+
+    def kept(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        nonlocal left
+        digest = _digest(tensor)
+        if digest in held:
+            place = _HELD + digest
+            shape = tensor_shape(tensor)
+            return ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
+        left += tensor.nbytes
+        return in_memory(tensor)
+
+    for body in bodies(copy):
+        for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
+            if value.const_value is not None:
+                value.const_value = kept(value.const_value) if _is_large(value.const_value) else value.const_value
+        for node in body:
+            for attribute in [one for one in node.attributes.values() if one.type == ir.AttributeType.TENSOR]:
+                if not attribute.is_ref() and _is_large(attribute.value):
+                    node.attributes.add(ir.AttrTensor(attribute.name, kept(attribute.value)))
+    if left <= MOST:
+        model.metadata_props[KEY] = to_text(copy)
+
+
+def extract(model: ir.Model, name: str) -> ir.Model | None:
+    """The original of a model; None where it keeps none. Weights are the model's own tensors.
+
+    Raises:
+        PlanError: it is malformed, or a weight is gone.
+    """
+    text = model.metadata_props.get(KEY)
+    if text is None:
+        return None
+    try:
+        original = ir.from_proto(onnx.ModelProto.FromString(from_text(text)))
+        wanted = {one.length or 0 for one in all_tensors(original) if isinstance(one, ir.ExternalTensor)}
+        held = dict(_digests(model, wanted))
+
+        def found(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+            weight = held.get(str(tensor.location).removeprefix(_HELD))
+            if weight is None or weight.dtype != tensor.dtype or weight.nbytes != tensor.nbytes:
+                raise LoadError(f"the file holds weight '{tensor.name}' no more")
+            return ir.Tensor(weight.numpy().reshape(tensor.shape.numpy()), dtype=tensor.dtype, name=tensor.name)
+
+        replace_external(original, found)
+        return load.load_as_is(original).ir
+    except (ValueError, TypeError, RuntimeError, ir.serde.SerdeError, LoadError) as error:
+        raise PlanError(f"{name}: the model in its metadata '{KEY}' is malformed: {root_cause(error)}.") from error
+
+
+def _digests(model: ir.Model, sizes: Collection[int]) -> Iterator[tuple[str, ir.TensorProtocol]]:
+    """The weights of a model that have one of these sizes in bytes, bodies included, with what tells them apart."""
+    for graph in graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None and value.const_value.nbytes in sizes:
+                yield _digest(value.const_value), value.const_value
+
+
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL
+
+
+def _digest(tensor: ir.TensorProtocol) -> str:
+    return hashlib.sha256(tensor.tobytes()).hexdigest()
