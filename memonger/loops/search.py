@@ -1,14 +1,17 @@
 """Which nodes of a model run in loops, and on how many slices: candidates by estimate, of which runs decide.
 
-An estimate says what each candidate needs and how much longer it takes (`memonger.tiling.chunk_times`). Then the file
-is written, and stock onnxruntime runs it with its default options in a process of its own, taking turns with another
-that runs the model as it was: the same outputs bit for bit, no longer than is allowed, in less memory; or the next
-candidate.
+An estimate says what each candidate needs and how much longer it takes (`memonger.tiling.chunk_times`); the first of
+them are put into the order of what onnxruntime's allocator is expected to take (`memonger.lowering.as_stock`). Then the
+file is written, and stock onnxruntime runs it with its default options in a process of its own, taking turns with
+another that runs the model as it was: the same outputs bit for bit, no longer than is allowed, in less memory; or the
+next candidate.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +23,7 @@ from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
+from memonger.loops.rows import in_steady_slices, with_row_loops
 from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.lowering.as_stock import Expected, expected
@@ -37,7 +41,11 @@ from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
-from memonger.tiling.cutting import Slicing
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.rewritten import ToSlice
+from memonger.tiling.row_rules import RowRule
+from memonger.tiling.row_search import ways_in_rows
+from memonger.tiling.row_tiles import RowBand, row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
 
@@ -148,21 +156,21 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    axis: AxisGraph
-    bands: tuple[Band, ...]
+    """Bands that run in loops.
+
+    Attributes:
+        bytes: What the model is estimated to need then.
+        seconds: How much longer it is estimated to take.
+        write: Gives the model in loops, or raises a `NotInLoopsError`.
+        loops: What runs in them.
+        nests: Whether a loop stands in another.
+    """
+
     bytes: float
     seconds: float
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        """What runs in loops."""
-        nodes, stages = list(self.axis.lowered.model.graph), [one for band in self.bands for one in band.stages]
-        steps = [[n for n in range(s.begin, s.end) if isinstance(self.axis.axes.nodes[n], Slicing)] for s in stages]
-        return tuple(
-            Loop(str(nodes[own[0]].name), str(nodes[own[-1]].name), len(own), len(stage.slices) - 1)
-            for stage, own in zip(stages, steps, strict=True)
-            if own
-        )
+    write: Callable[[], ir.Model]
+    loops: tuple[Loop, ...]
+    nests: bool = False
 
 
 def shrink(
@@ -174,7 +182,8 @@ def shrink(
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
 
     Nodes that are independent along an axis of their values, the batch or a transformer's tokens, run in a loop on one
-    slice after the other, so that only slices of their values exist at a time.
+    slice after the other, so that only slices of their values exist at a time; those on single images for some rows
+    after the other.
 
     Args:
         source: What `memonger.load` takes.
@@ -204,36 +213,41 @@ def shrink(
     job = planner.prepare(source, options)
     progress("search")
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
-    axes, cores = search.axes_without({}), cores_of(0)
+    axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
     if check and not allow_rounding:
         sliced = SliceCheck(0, job.lowered.spent)
         axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
-    if not axes:
-        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     whole = float(search.job.plain.arena_bytes)
-    open_size = next(iter(ranges), "")
-    found = [each for axis in axes for each in _candidates(axis, cores, bool(ranges))]
+    found = [each for axis in axes for each in _candidates(axis, cores, open_size)]
+    if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
+        found += _in_rows(search.job)
+    if not axes and not found:
+        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     if target is not None and not TARGETS[target].nests:
-        found = [each for each in found if all(len(band.stages) == 1 for band in each.bands)]
+        found = [each for each in found if not each.nests]
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
-    limit = max_overhead + (UNSURE if check else 0.0)
-    found = sorted((c for c in found if c.seconds <= limit * c.axis.seconds), key=lambda c: (c.bytes, c.seconds))
+    once = search.seconds
+    limit = (max_overhead + (UNSURE if check else 0.0)) * once
+    found = sorted((c for c in found if c.seconds <= limit), key=_need)
     if not found:
         given = option("max_overhead", max_overhead)
         raise PlanError(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
+    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
+    found = [*sorted((_forecast(each, shapes, cores) for each in found[:TRIED]), key=_need), *found[TRIED:]]
     if not check:
-        made = _unchecked(found, job.source.name, open_size)
+        made = _unchecked(found, job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
             others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
-            contest = _Contest(Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others)
+            contest = _Contest(
+                Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+            )
             made = contest.winner(found)
-    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
     original = load_as_is(source).ir
     known = [expected(model, shapes, cores) for model in (original, made.model)]
     original_model.embed(made.model, original)
@@ -264,10 +278,23 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
                 yield str(node.name)
 
 
-def _unchecked(found: Sequence[_Candidate], name: str, open_size: str) -> Shrunk:
+def _need(candidate: _Candidate) -> tuple[float, float]:
+    return candidate.bytes, candidate.seconds
+
+
+def _forecast(candidate: _Candidate, shapes: Mapping[str, tuple[int, ...]], threads: int) -> _Candidate:
+    """The same with what onnxruntime's allocator is expected to take, where that is known, in place of the estimate."""
+    try:
+        known = expected(candidate.write(), shapes, threads)
+    except NotInLoopsError:
+        return candidate  # it is said where it is written
+    return candidate if known is None else replace(candidate, bytes=float(known.run_bytes))
+
+
+def _unchecked(found: Sequence[_Candidate], name: str) -> Shrunk:
     for candidate in found:
         try:
-            made = with_loops(candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, open_size)
+            made = candidate.write()
         except NotInLoopsError:
             continue
         said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
@@ -279,22 +306,27 @@ def _why_not(model: ir.Model) -> str:
     """Why no node can be cut along an axis of an input."""
     sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
     if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):
-        return f"its batch is one; give it the size that it is to run with ({option('batch', 16)})"
+        rows = next((str(rule) for rule in row_rules(model) if isinstance(rule, Refusal)), "it reads no images")
+        return (
+            f"its batch is one; give it the size that it is to run with ({option('batch', 16)}); "
+            f"and by rows it can't be cut: {rows.rstrip('.')}"
+        )
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: AxisGraph, cores: int, is_open: bool) -> Iterator[_Candidate]:
+def _candidates(axis: AxisGraph, cores: int, open_size: str) -> Iterator[_Candidate]:
     """All that can run in so many slices, and of each range two loops, the inner one finer.
 
     Of an open size slices of one.
     """
     size = axis.axes.size
-    if is_open and axis.number:
+    if open_size and axis.number:
         return
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
-    counts = [count for count in counts if not is_open or count == size]
+    counts = [count for count in counts if not open_size or count == size]
     for count in counts:
-        yield _candidate(axis, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges], cores)
+        bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
+        yield _candidate(axis, bands, cores, open_size)
     nodes = list(axis.lowered.model.graph)
     for number, span in enumerate(axis.ranges):
         for place, fine in itertools.product(_places(nodes, span), counts):
@@ -302,7 +334,7 @@ def _candidates(axis: AxisGraph, cores: int, is_open: bool) -> Iterator[_Candida
                 stages = [(span.begin, place, fine), *([(place, span.end, coarse)] if coarse > 1 else [])]
                 others = [_band(axis.axes, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
                 bands = sorted([*others, _band(axis.axes, *stages)], key=lambda band: band.stages[0].begin)
-                yield _candidate(axis, bands, cores)
+                yield _candidate(axis, bands, cores, open_size)
 
 
 def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
@@ -326,7 +358,7 @@ def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
 
 
-def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate:
+def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
     alive, seconds = np.array(axis.alive, float), 0.0
     spans = {span.begin: span for span in axis.ranges}
@@ -342,7 +374,40 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int) -> _Candidate
                 if isinstance(axis.axes.nodes[step], Slicing):
                     work, working_set = axis.works[step], axis.working_set[step]
                     seconds += work.seconds(cores, working_set / count, count) - work.seconds(cores, working_set)
-    return _Candidate(axis, tuple(bands), float(alive.max(initial=0.0)), seconds)
+    model, stages = axis.lowered.model, [one for band in bands for one in band.stages]
+    nodes, loops = list(model.graph), list[Loop]()
+    for stage in stages:
+        own = [step for step in range(stage.begin, stage.end) if isinstance(axis.axes.nodes[step], Slicing)]
+        if own:
+            first, last = nodes[own[0]].name, nodes[own[-1]].name
+            loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
+    write = partial(with_loops, model, axis.axes, tuple(bands), open_size)
+    nests = any(len(band.stages) > 1 for band in bands)
+    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), nests)
+
+
+def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
+    """Bands whose images run in slices of rows, as they are estimated for a plan.
+
+    A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
+    stacked them, and as the next node reads them.
+    """
+    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2)
+    model, known = job.lowered.model, dict[RowBand, RowBand | None]()
+    nodes, rules = list(model.graph), row_rules(model)
+    for parts in ways:
+        bands, loops = list[RowBand](), list[Loop]()
+        for part in sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin):
+            own = {nodes[n]: rule for n in range(part.begin, part.end) if isinstance(rule := rules[n], RowRule)}
+            if part not in known:
+                known[part] = in_steady_slices(part, own)
+            band, steps = known[part], list(own)
+            if band is not None:
+                bands.append(band)
+                loops.append(Loop(str(steps[0].name), str(steps[-1].name), len(own), band.slices))
+        if len(bands) == sum(part.band is not None for part in parts):
+            seconds = math.fsum(part.seconds for part in parts)
+            yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
 
 
 @dataclass(slots=True)
@@ -357,6 +422,7 @@ class _Contest:
         allow_rounding: See `shrink`.
         open_size: Name of the dimension that stays open, or nothing.
         others: Sizes of that to compare outputs at, too.
+        once: Seconds that a run is estimated to take.
         tried: What there is to say of candidates that were run.
     """
 
@@ -367,6 +433,7 @@ class _Contest:
     allow_rounding: bool
     open_size: str
     others: Sequence[int]
+    once: float
     tried: list[str] = field(default_factory=list)
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
@@ -375,19 +442,16 @@ class _Contest:
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
-        left = list(candidates)
+        left, number = list(candidates), 0
         with self._process(path, "before") as before:
-            for number in range(TRIED):
-                if not left:
-                    break
+            while left and number < TRIED:
                 candidate = left.pop(0)
                 try:
-                    made = with_loops(
-                        candidate.axis.lowered.model, candidate.axis.axes, candidate.bands, self.open_size
-                    )
+                    made = candidate.write()
                 except NotInLoopsError as error:
                     self.tried.append(str(error))
                     continue
+                number += 1
                 file = self.folder / f"{number}.onnx"
                 save_model(made.clone(), file, limit=0)
                 with self._process(file, f"after{number}") as after:
@@ -397,8 +461,7 @@ class _Contest:
                         return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
                 self.tried.append(why_not)
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
-                    faster = candidate.seconds - 0.01 * candidate.axis.seconds
-                    left = [other for other in left if other.seconds <= faster]
+                    left = [other for other in left if other.seconds <= candidate.seconds - 0.01 * self.once]
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
 

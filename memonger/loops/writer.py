@@ -69,7 +69,7 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
     writer.order += nodes[start:]
     copy.graph.extend(writer.order)
     writer.drop_unread()
-    _move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
+    move_constants(writer, [body for body in inner_graphs(copy.graph) if body not in there])
     if open_size:
         _open(copy.graph, open_size)
     return copy
@@ -101,7 +101,7 @@ def _open(graph: ir.Graph, name: str) -> None:
         value.shape = ir.Shape([name, *(static_shape(value) or (0,))[1:]])
 
 
-def _move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
+def move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
     """Put constants into the bodies whose nodes read them.
 
     Of those outside onnxruntime knows there neither that they are constant nor how to pack them for a kernel. Where two

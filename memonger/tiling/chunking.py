@@ -298,12 +298,16 @@ class ChunkSearch:
 
     def quick(self) -> InSlices | None:
         """The smallest candidate that takes no longer than the options allow, by estimate."""
-        job = self.job
-        working_set = working_set_bytes(job.plain.graph, assign_storage(job.plain.graph))
-        once = seconds_of(job.lowered.model, working_set, job.cores, job.training is not None, job.works)
-        self._refused, self._refused_rows, self._most = {}, {}, self.options.max_overhead * once
+        self._refused, self._refused_rows, self._most = {}, {}, self.options.max_overhead * self.seconds
         sessions = session_bytes(self.job.lowered.model, self.job.training is not None)
         return self._same_bits(partial(_best, self.job.plain.total_bytes, sessions, self._most))
+
+    @cached_property
+    def seconds(self) -> float:
+        """About how long a run of the model as it is takes."""
+        job = self.job
+        working_set = working_set_bytes(job.plain.graph, assign_storage(job.plain.graph))
+        return seconds_of(job.lowered.model, working_set, job.cores, job.training is not None, job.works)
 
     def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""

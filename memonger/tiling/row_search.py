@@ -214,7 +214,7 @@ def _block(nodes: Sequence[ir.Node]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class BandOfRows:
     """A band and what it is estimated to need.
 
     Attributes:
@@ -231,7 +231,7 @@ class _Part:
     nodes: int = 0
     packed: int = 0
 
-    def moved(self, steps: int) -> "_Part":
+    def moved(self, steps: int) -> "BandOfRows":
         """The same so many steps later."""
         band = self.band
         if band is None or not steps:
@@ -263,11 +263,11 @@ def row_candidates(
         most: Seconds that they may take longer, by estimate.
         most_copies: How many copies of nodes they may make.
     """
-    job = _in_long_stretches(job)
     before = 0.0 if job.outer is None else job.outer.extra
+    job, ways = ways_in_rows(job, refused, asked, most - before, most_copies)
     whole = session_bytes(job.lowered.model, False)
     found = []
-    for parts in _Search(job, refused, asked).candidates(most - before, most_copies):
+    for parts in ways:
         bands = sorted((part.band for part in parts if part.band is not None), key=lambda band: band.begin)
         more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
         packed = sum(part.packed for part in parts if not part.shares)
@@ -280,6 +280,27 @@ def row_candidates(
             )
         )
     return found
+
+
+def ways_in_rows(
+    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES,
+    lines: int = 1, results: int = 1,
+) -> tuple[ToSlice, list[list[BandOfRows]]]:  # fmt: skip
+    """Ways to run a model in slices of rows, the finest first: the model in the order of their steps, and bands.
+
+    The bands of a way follow each other, those that run as they are among them.
+
+    Args:
+        job: See `row_candidates`, as for those that follow.
+        refused: Nodes.
+        asked: Slices.
+        most: Seconds.
+        most_copies: Nodes.
+        lines: How often the rows are there that are kept for later slices.
+        results: How often what a band computes for others is there.
+    """
+    job = _in_long_stretches(job)
+    return job, _Search(job, refused, asked, lines, results).candidates(most, most_copies)
 
 
 def _in_long_stretches(job: ToSlice) -> ToSlice:
@@ -351,8 +372,8 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
 class _Search:
     """Cuts of one model into bands."""
 
-    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int) -> None:
-        self.job, self.refused, self.asked = job, refused, asked
+    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int) -> None:
+        self.job, self.refused, self.asked, self.lines, self.given = job, refused, asked, lines, results
         self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
@@ -363,7 +384,7 @@ class _Search:
         self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
         self.workspace = np.array(graph.workspace, float)
 
-    def candidates(self, most: float, most_copies: int) -> list[list[_Part]]:
+    def candidates(self, most: float, most_copies: float) -> list[list[BandOfRows]]:
         """For ever larger arenas the parts of the model, those that run as they are among them."""
         alike = dict[object, list[tuple[int, int]]]()
         for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
@@ -381,7 +402,7 @@ class _Search:
         else:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
-        found: dict[tuple[RowBand, ...], list[_Part]] = {}
+        found: dict[tuple[RowBand, ...], list[BandOfRows]] = {}
         rooms = [(_bottleneck(one), max(p.bytes for own in one.values() for p in own)) for one, _ in stretches]
         cheapest = cache(lambda place, room, price: _cheapest(stretches[place][0], room, price))
         for arena, price in itertools.product(arenas, PRICES):
@@ -389,7 +410,7 @@ class _Search:
             parts = [
                 p.moved(by) for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
             ]
-            parts.append(_Part(None, whole))
+            parts.append(BandOfRows(None, whole))
             bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
             if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
@@ -411,7 +432,7 @@ class _Search:
             outside[begin:end] = False
         return float((self.live + self.workspace.max(initial=0.0))[outside].max(initial=0))
 
-    def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[_Part]]:
+    def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[BandOfRows]]:
         """Bands between places of a stretch: as they are, and in slices."""
         places = self._places(begin, end)
         return {(a, b): self._parts_between(a, b) for a, b in itertools.combinations(places, 2)}
@@ -428,9 +449,9 @@ class _Search:
         inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
         return sorted({begin, end, *inner})
 
-    def _parts_between(self, begin: int, end: int) -> list[_Part]:
+    def _parts_between(self, begin: int, end: int) -> list[BandOfRows]:
         workspace = self.workspace[begin:end].max(initial=0.0)
-        candidates = [_Part(None, float(self.live[begin:end].max(initial=0)) + workspace)]
+        candidates = [BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace)]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
@@ -451,7 +472,7 @@ class _Search:
                 break
             needed = min(needed, bytes_)
             needs = around + bytes_ + workspace / band.slices
-            part = _Part(band, needs, seconds, more, packed * (band.slices - 1))
+            part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             candidates.append(dataclasses.replace(part, seconds=seconds + runs))
         return candidates
@@ -464,7 +485,7 @@ class _Search:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum() + self.given * sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:
@@ -488,7 +509,8 @@ class _Search:
         for one in slices[:-1]:
             for node, copy in one.tiles:
                 done.update(dict.fromkeys(node.outputs, copy.rows[1]))
-        lines = float(sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done))
+        kept_bytes = sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done)
+        lines = float(self.lines * kept_bytes)
         peak, nodes_more, moved = self._walked(own, size)
         peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
@@ -552,15 +574,15 @@ class _Search:
         return one == other
 
 
-def _bottleneck(parts: Mapping[tuple[int, int], Sequence[_Part]]) -> float:
+def _bottleneck(parts: Mapping[tuple[int, int], Sequence[BandOfRows]]) -> float:
     """The fewest bytes that a stretch needs at its worst band."""
     return _path(parts, lambda candidates: min(part.bytes for part in candidates), max)[0]
 
 
-def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, price: float) -> list[_Part]:
+def _cheapest(parts: Mapping[tuple[int, int], Sequence[BandOfRows]], room: float, price: float) -> list[BandOfRows]:
     """The bands of a stretch that need no more than so many bytes each, in the least time and nodes."""
 
-    def best(candidates: Sequence[_Part]) -> tuple[float, _Part | None]:
+    def best(candidates: Sequence[BandOfRows]) -> tuple[float, BandOfRows | None]:
         fitting = ((part, number) for number, part in enumerate(candidates) if part.bytes <= room)
         cost, number = min(((p.seconds + price * p.session, number) for p, number in fitting), default=(math.inf, -1))
         return cost, None if number < 0 else candidates[number]
@@ -571,7 +593,7 @@ def _cheapest(parts: Mapping[tuple[int, int], Sequence[_Part]], room: float, pri
 
 
 def _path(
-    parts: Mapping[tuple[int, int], Sequence[_Part]], cost: Callable[[Sequence[_Part]], float],
+    parts: Mapping[tuple[int, int], Sequence[BandOfRows]], cost: Callable[[Sequence[BandOfRows]], float],
     add: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:  # fmt: skip
     """The least cost from the first place to the last by bands, and the places; of equals the fewest bands."""

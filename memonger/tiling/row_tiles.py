@@ -12,7 +12,7 @@ block]``.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,12 +111,16 @@ def needs_own(nodes: Mapping[ir.Node, RowRule]) -> bool:
     return any(value is not None and value.producer() in nodes for value in whole)
 
 
-def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+def row_slices(
+    nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]],
+    least: Callable[[ir.Node], int] = lambda node: 1,
+) -> list[RowSlice]:  # fmt: skip
     """The slices of a band, one after the other.
 
     Args:
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
+        least: How many rows a node gives at least, if it has as many: where fewer are left, it gives these, too.
     """
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
@@ -129,6 +133,7 @@ def row_slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
+            end = nodes[node].height if nodes[node].height - end < least(node) else end
             copy = nodes[node].copy(begin, end)
             done[node] = copy.rows[1]
             tiles.append((node, copy))
@@ -203,7 +208,7 @@ def in_row_tiles(model: ir.Model, bands: Sequence[RowBand], block: int) -> ir.Mo
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        _BandOfRows(writer, number, tiled, blocked, block).write(band.rows)
+        BandWriter(writer, number, tiled, blocked, block).write(band.rows)
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
@@ -224,7 +229,7 @@ def blocked_values(nodes: Sequence[ir.Node]) -> set[ir.Value]:
 
 
 @dataclass(slots=True)
-class _Piece:
+class Piece:
     """Some rows of a value that exist: as a value of its rank, as a view of its bytes along whose axis rows lie, or
     both."""
 
@@ -234,7 +239,7 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _BandOfRows:
+class BandWriter:
     """A band that is written.
 
     Attributes:
@@ -246,6 +251,7 @@ class _BandOfRows:
         cuts: Of these what this slice reads.
         reads: What was cut or joined for this slice.
         wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
+        exits: What others read, and results of the model.
         axes: The axis of the rows of each value.
     """
 
@@ -254,65 +260,74 @@ class _BandOfRows:
     nodes: Mapping[ir.Node, RowRule]
     blocked: set[ir.Value]
     block: int
-    pieces: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
-    entries: dict[ir.Value, _Piece] = field(default_factory=dict)
-    cuts: dict[tuple[ir.Value, Interval], _Piece] = field(default_factory=dict)
+    pieces: dict[ir.Value, list[Piece]] = field(default_factory=dict)
+    entries: dict[ir.Value, Piece] = field(default_factory=dict)
+    cuts: dict[tuple[ir.Value, Interval], Piece] = field(default_factory=dict)
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
-    wholes: dict[ir.Value, list[_Piece]] = field(default_factory=dict)
+    wholes: dict[ir.Value, list[Piece]] = field(default_factory=dict)
+    exits: list[ir.Value] = field(init=False)
     axes: dict[ir.Value, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.axes = axes_of_rows(self.nodes)
+        self.exits, self.axes = exits_of(self.nodes), axes_of_rows(self.nodes)
 
-    def _height(self, value: ir.Value) -> int:
+    def height(self, value: ir.Value) -> int:
+        """How many rows a value has."""
         return (static_shape(value) or ())[self.axes[value]]
 
     def write(self, rows: int) -> None:
         """Add copies of the nodes for slices of so many rows, and put together what others read."""
-        exits = exits_of(self.nodes)
         parts = bounds(self.nodes, rows)
         begin = 0
         for one, (end, _) in zip(row_slices(self.nodes, parts), parts, strict=True):
             chunk, begin = Chunk(self.number, 0, begin, end), end
-            start = self._cut_entries(one)
-            later = dict[ir.Value, list[_Piece]]()
-            for node, copy in one.tiles:
-                for value, piece in self._copied(node, copy):
-                    if _runs_again(node, self.nodes):
-                        self.pieces.pop(value, None)
-                    later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
-                    self.pieces.setdefault(value, []).append(piece)
-                    if value in exits:
-                        self._collect(value, piece)
-            for value in [value for value in one.reads if value in self.pieces and value not in later]:
-                later[value] = list(self._kept(value, self.pieces[value], one.kept.get(value)))
-            self.pieces.update(later)
-            self.reads.clear()
-            self.cuts.clear()
+            start = self.cut_entries(one)
+            self.add(one)
             for made in self.writer.order[start:]:
                 made.metadata_props[CHUNK] = chunk.mark
-        for value in exits:
+        self.join()
+
+    def add(self, one: RowSlice) -> None:
+        """Add copies of the nodes for a slice, for which entries are cut."""
+        later = dict[ir.Value, list[Piece]]()
+        for node, copy in one.tiles:
+            for value, piece in self._copied(node, copy):
+                if _runs_again(node, self.nodes):
+                    self.pieces.pop(value, None)
+                later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
+                self.pieces.setdefault(value, []).append(piece)
+                if value in self.exits:
+                    self.collect(value, piece)
+        for value in [value for value in one.reads if value in self.pieces and value not in later]:
+            later[value] = list(self._kept(value, self.pieces[value], one.kept.get(value)))
+        self.pieces.update(later)
+        self.reads.clear()
+        self.cuts.clear()
+
+    def join(self) -> None:
+        """Put together what others read."""
+        for value in self.exits:
             self._join(value)
 
-    def _cut_entries(self, one: RowSlice) -> int:
+    def cut_entries(self, one: RowSlice) -> int:
         """Cut what a slice reads of values that are there whole, before all that it runs; where that begins."""
         written = {value for node in self.nodes for value in node.outputs}
         for value, intervals in one.reads.items():
             for rows in intervals if value not in written else ():
-                whole = self.entries.setdefault(value, _Piece((0, self._height(value)), value))
+                whole = self.entries.setdefault(value, Piece((0, self.height(value)), value))
                 self.cuts[value, rows] = self._cut(value, whole, rows)
                 if rows != whole.rows:
                     self.writer.order[-1].metadata_props[WINDOW] = "1"
         return len(self.writer.order)
 
-    def _copied(self, node: ir.Node, copy: RowCopy) -> Iterator[tuple[ir.Value, _Piece]]:
+    def _copied(self, node: ir.Node, copy: RowCopy) -> Iterator[tuple[ir.Value, Piece]]:
         """Add a copy of a node; what it gives of each of its outputs."""
         writer, (begin, end) = self.writer, copy.made
         inputs = list(node.inputs)
         for index, rows in copy.inputs.items():
             value = inputs[index]
             assert value is not None
-            inputs[index] = self._read(value, rows)
+            inputs[index] = self.operand(node, value, rows)
         for index, axis in copy.axes.items():
             value = inputs[index]
             assert value is not None
@@ -337,10 +352,14 @@ class _BandOfRows:
         for value, output in zip(node.outputs, outputs, strict=True):
             if not value.name:
                 continue
-            piece = _Piece(copy.made, output)
+            piece = Piece(copy.made, output)
             yield value, piece if copy.rows == copy.made else self._cut(value, piece, copy.rows)
 
-    def _read(self, value: ir.Value, rows: Interval) -> ir.Value:
+    def operand(self, node: ir.Node, value: ir.Value, rows: Interval) -> ir.Value:
+        """Some rows of an image as a copy of a node reads them."""
+        return self.read(value, rows)
+
+    def read(self, value: ir.Value, rows: Interval) -> ir.Value:
         """Some rows of an image: what is there, a slice of it, or slices joined."""
         if (value, rows) not in self.reads:
             there = [p for p in self.pieces.get(value, ()) if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
@@ -350,14 +369,14 @@ class _BandOfRows:
             self.reads[value, rows] = self._as_value(value, piece)
         return self.reads[value, rows]
 
-    def _kept(self, value: ir.Value, pieces: Sequence[_Piece], first: int | None) -> Iterator[_Piece]:
+    def _kept(self, value: ir.Value, pieces: Sequence[Piece], first: int | None) -> Iterator[Piece]:
         """What stays of pieces for later slices: of one of which most rows aren't read any more, a copy of the rest."""
         for piece in pieces:
             begin, end = piece.rows
             if first is not None and first < end:
                 yield self._cut(value, piece, (first, end)) if first - begin >= end - first else piece
 
-    def _cut(self, value: ir.Value, piece: _Piece, rows: Interval) -> _Piece:
+    def _cut(self, value: ir.Value, piece: Piece, rows: Interval) -> Piece:
         """Some rows of a piece."""
         if rows == piece.rows:
             return piece
@@ -367,7 +386,7 @@ class _BandOfRows:
         self.writer.slice(source, axis, rows[0] - piece.rows[0], rows[1] - piece.rows[0], part)
         return self._seen(value, part, rows)
 
-    def _joined(self, value: ir.Value, pieces: Sequence[_Piece]) -> _Piece:
+    def _joined(self, value: ir.Value, pieces: Sequence[Piece]) -> Piece:
         """Pieces as one."""
         views, rows = [self._as_view(value, piece) for piece in pieces], (pieces[0].rows[0], pieces[-1].rows[1])
         axis, name = views[0][1], f"{value.name}.chunk{rows[0]}_{rows[1]}/joined"
@@ -375,10 +394,10 @@ class _BandOfRows:
         self.writer.window("Concat", [view for view, _ in views], {"axis": axis}, joined)
         return self._seen(value, joined, rows)
 
-    def _seen(self, value: ir.Value, made: ir.Value, rows: Interval) -> _Piece:
-        return _Piece(rows, view=made) if value in self.blocked else _Piece(rows, made)
+    def _seen(self, value: ir.Value, made: ir.Value, rows: Interval) -> Piece:
+        return Piece(rows, view=made) if value in self.blocked else Piece(rows, made)
 
-    def _as_view(self, value: ir.Value, piece: _Piece) -> tuple[ir.Value, int]:
+    def _as_view(self, value: ir.Value, piece: Piece) -> tuple[ir.Value, int]:
         """Rows as their bytes lie, and the axis along which they do."""
         if value not in self.blocked:
             assert piece.value is not None
@@ -390,7 +409,7 @@ class _BandOfRows:
             piece.view = self._reshaped(value, piece.value, dims, f"{piece.value.name}/view")
         return piece.view, 1
 
-    def _as_value(self, value: ir.Value, piece: _Piece) -> ir.Value:
+    def _as_value(self, value: ir.Value, piece: Piece) -> ir.Value:
         """Rows as nodes read them."""
         if piece.value is None:
             assert piece.view is not None
@@ -405,17 +424,17 @@ class _BandOfRows:
         self.writer.window("Reshape", [source, self.writer.integers(dims)], {}, made)
         return made
 
-    def _collect(self, value: ir.Value, piece: _Piece) -> None:
+    def collect(self, value: ir.Value, piece: Piece) -> None:
         """Put a slice to what is there of the whole: written into it, where that pays."""
         pieces = self.wholes.setdefault(value, [])
         view, axis = self._as_view(value, piece)
         dims = static_shape(view) or ()
         row = math.prod(dims[axis + 1 :]) * (value.dtype.bitwidth if value.dtype is not None else 0) // 8
         opset = self.writer.model.graph.opset_imports.get("") or 0
-        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, self._height(value)):
+        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, self.height(value)):
             pieces.append(piece)
             return
-        rows, height = piece.rows, self._height(value)
+        rows, height = piece.rows, self.height(value)
         whole = self.writer.value(view, axis, height, f"{value.name}.chunk0_{rows[1]}/whole")
         if not pieces:  # what isn't written yet are zeros
             pads = [0] * (2 * len(dims))

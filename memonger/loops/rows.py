@@ -1,0 +1,294 @@
+"""A model whose bands run row slice after row slice in a ``Scan``: images of a batch of one, too.
+
+A band in slices of rows (`memonger.tiling.row_tiles`) computes each row once, and keeps what later slices still read,
+as line buffers. All slices but a few do the same, only so many rows further down: these are a loop, whose line buffers
+are values that it carries from one slice to the next. The slices before it, which fill the buffers and have the padding
+above the image, and those behind it, which empty them and have the padding below, stand before and behind it as nodes.
+So no row of padding is computed, nothing is masked, and any height will do.
+
+What a slice reads of a value that is there whole, it gathers by row numbers; its results the loop stacks.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.ir.marks import CHUNK, STRIP, WINDOW
+from memonger.ir.values import inner_graphs, static_shape
+from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
+from memonger.tiling.chunk_writer import SliceWriter
+from memonger.tiling.row_rules import Interval, RowRule
+from memonger.tiling.row_tiles import BandWriter, Piece, RowBand, RowSlice, bounds, row_rules, row_slices
+
+
+def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
+    """The model with its bands in loops over rows.
+
+    Args:
+        model: With static shapes, in the order that the bands' steps count. Not changed.
+        bands: Ascending and disjoint, as `row_rules` allows them.
+
+    Raises:
+        NotInLoopsError: no two slices of a band one after the other do the same; or the model's operator set is older
+            than `OLDEST_OPSET`.
+    """
+    opset = model.graph.opset_imports.get("") or OLDEST_OPSET
+    if opset < OLDEST_OPSET:
+        raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
+    copy = model.clone()
+    nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
+    there, start, gone = set(inner_graphs(copy.graph)), 0, list[ir.Node]()
+    for number, band in enumerate(bands):
+        own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
+        tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
+        writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
+        start = band.end
+        gone += tiled
+        _BandInLoop(writer, number, tiled, set(), 1).write(band.rows)
+    writer.order += nodes[start:]
+    copy.graph.remove(nodes)
+    copy.graph.extend(writer.order)
+    for node in gone:
+        writer.detach(node)
+    writer.drop_unread()
+    bodies = [body for body in inner_graphs(copy.graph) if body not in there]
+    for graph in (copy.graph, *bodies):
+        for node in graph:
+            for mark in (CHUNK, STRIP, WINDOW):
+                node.metadata_props.pop(mark, None)
+    move_constants(writer, bodies)
+    return copy
+
+
+def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
+    """A band of which most slices do the same: as it is or with more rows in each; None where there are too few.
+
+    Args:
+        band: Of so many rows.
+        nodes: Of the band that read images.
+    """
+    for rows in dict.fromkeys(-(-band.rows // unit) * unit for unit in _UNITS):
+        slices = _slices(nodes, rows)
+        begin, end = steady(slices)
+        if end - begin >= max(2, _MOSTLY * len(slices)):
+            return RowBand(band.begin, band.end, len(slices), rows)
+    return None
+
+
+_UNITS = (1, 2, 4, 8, 16, 32)
+"""Of so many rows, images that are half, a quarter, ... as high have whole rows."""
+
+_MOSTLY = 0.4
+"""At least so many of all slices run in the loop."""
+
+
+def _slices(nodes: Mapping[ir.Node, RowRule], rows: int) -> list[RowSlice]:
+    return [one for one in row_slices(nodes, bounds(nodes, rows), _least_rows) if one.tiles]
+
+
+Place = tuple[ir.Value | None, object, object]
+"""A value, and where it is read, made or kept."""
+
+
+def steady(slices: Sequence[RowSlice]) -> tuple[int, int]:
+    """The longest run of slices ``[begin, end)`` that do the same, each so many rows of each value further down."""
+    finds, does = list[Mapping[Place, Interval]](), list[tuple[Mapping[Place, Interval], object]]()
+    done, kept = dict[ir.Value, int](), dict[ir.Value, int]()
+    for one in slices:
+        finds.append(_kept_rows(kept, done))
+        rows, told = dict[Place, Interval](), list[object]()
+        for node, copy in one.tiles:
+            rows |= {(node.inputs[index], node, index): read for index, read in copy.inputs.items()}
+            rows |= {(value, node, "rows"): copy.rows for value in node.outputs}
+            rows |= {(value, node, "made"): copy.made for value in node.outputs}
+            done |= dict.fromkeys(node.outputs, copy.rows[1])
+            settings = sorted((name, str(value)) for name, value in copy.attributes.items())
+            told.append((node, settings, sorted(copy.constants.items()), sorted(copy.without), copy.axes and copy.made))
+        does.append((rows, told))
+        kept = dict(one.kept)
+    finds.append(_kept_rows(kept, done))
+    lines = [_moved(a, b) for a, b in itertools.pairwise(finds)]
+    pairs = itertools.pairwise(zip(does, finds, strict=False))
+    tiles = [_moved({**a, **p}, {**b, **q}) if x == y else None for ((a, x), p), ((b, y), q) in pairs]
+    best, begin = (0, 0), 0
+    while begin < len(slices):
+        end = begin
+        while end < len(slices) and lines[end] is not None and lines[end] == lines[begin]:
+            if end > begin and (tiles[end - 1] is None or tiles[end - 1] != tiles[begin]):
+                break
+            end += 1
+        best = max(best, (begin, end), key=lambda run: run[1] - run[0])
+        begin = max(begin + 1, end - 1)
+    return best
+
+
+def _kept_rows(kept: Mapping[ir.Value, int], done: Mapping[ir.Value, int]) -> dict[Place, Interval]:
+    """The rows that are kept of what was computed so far."""
+    return {(value, None, "kept"): (first, done[value]) for value, first in kept.items() if first < done.get(value, 0)}
+
+
+def _moved(one: Mapping[Place, Interval], other: Mapping[Place, Interval]) -> dict[ir.Value | None, int] | None:
+    """By how many rows of each value the second is further down than the first; None where that isn't all."""
+    if one.keys() != other.keys():
+        return None
+    moves = dict[ir.Value | None, int]()
+    for place, (begin, end) in one.items():
+        first, last = other[place]
+        if first - begin != last - end or moves.setdefault(place[0], first - begin) != first - begin:
+            return None
+    return moves
+
+
+_IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Relu", "LeakyRelu", "Sigmoid", "Tanh"))
+"""Operators that work on channels in blocks where all that they read is so."""
+
+_MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsample"}
+"""Operators that may write channels in blocks."""
+
+
+_NARROW, _DEEP = 64, 128
+"""Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
+
+
+def _least_rows(node: ir.Node) -> int:
+    """Of how few rows a node computes the products that it computes of the whole, in the same steps."""
+    if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
+        return 1
+    weight, width = static_shape(node.inputs[1]) or (), (static_shape(node.outputs[0]) or (1,))[-1]
+    is_up = node.op_type == "ConvTranspose"
+    summed = weight[0] if is_up else math.prod(weight[1:])
+    up = (node.attributes.get_ints("strides") or (1,))[0] if is_up else 1
+    return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
+
+
+@dataclass(slots=True)
+class _BandInLoop(BandWriter):
+    """A band of which most slices are written once, as the body of a loop."""
+
+    pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
+
+    def write(self, rows: int) -> None:
+        """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
+        slices = _slices(self.nodes, rows)
+        begin, end = steady(slices)
+        if end - begin < 2:
+            raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
+        for one in slices[:begin]:
+            self.pooled.clear()
+            self.cut_entries(one)
+            self.add(one)
+        self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
+        for one in slices[end:]:
+            self.pooled.clear()
+            self.cut_entries(one)
+            self.add(one)
+        self.join()
+
+    def collect(self, value: ir.Value, piece: Piece) -> None:
+        """Keep a slice of what others read."""
+        self.wholes.setdefault(value, []).append(piece)
+
+    def operand(self, node: ir.Node, value: ir.Value, rows: Interval) -> ir.Value:
+        """Some rows of an image; those that were kept in blocks of channels where onnxruntime has the whole so.
+
+        It adds to the result of a convolution within that only what lies in blocks, which rounds otherwise than
+        behind it. A pool of 1 × 1 writes blocks, and what it read.
+        """
+        read, producer = self.read(value, rows), value.producer()
+        made = read.producer()
+        if node.op_type not in _IN_BLOCKS or producer is None or producer.op_type not in _MAKES_BLOCKS:
+            return read
+        if len(static_shape(value) or ()) != 4 or value.dtype != ir.DataType.FLOAT:
+            return read
+        if made is not None and "." in made.metadata_props.get(STRIP, ""):
+            return read
+        if (value, rows) not in self.pooled:
+            result = self._like(value, rows, f"{value.name}.blocks")
+            self.writer.window("AveragePool", [read], {"kernel_shape": [1, 1]}, result)
+            self.pooled[value, rows] = result
+        return self.pooled[value, rows]
+
+    def _add_loop(self, slices: Sequence[RowSlice], kept: Mapping[ir.Value, int]) -> None:
+        """Write the first of these slices as a body, and the loop that runs it for all of them."""
+        writer, one, count = self.writer, slices[0], len(slices)
+        there = {v: (first, pieces[-1].rows[1]) for v, first in kept.items() if (pieces := self.pieces.get(v))}
+        lines = {value: rows for value, rows in there.items() if rows[0] < rows[1]}
+        inputs, outputs = [self.read(value, rows) for value, rows in lines.items()], list[ir.Value]()
+        begins = [self._like(value, rows, f"{value.name}.line") for value, rows in lines.items()]
+        self.pieces = {v: [Piece(rows, begin)] for (v, rows), begin in zip(lines.items(), begins, strict=True)}
+        self.reads.clear()
+        self.pooled.clear()
+        outside, writer.order, wholes, self.wholes = writer.order, [], self.wholes, {}
+        numbers = self._cut_in_loop(slices)
+        self.add(one)
+        ends = list[ir.Value]()
+        for value, (_, done) in lines.items():
+            rows = one.kept[value], self.pieces[value][-1].rows[1]
+            self._add_end(self.read(value, rows), begins, ends)
+            rows = slices[-1].kept[value], done + (rows[1] - done) * count
+            outputs.append(self._like(value, rows, f"{value.name}.line"))
+            self.pieces[value] = [Piece(rows, outputs[-1])]
+        self.reads.clear()
+        self.pooled.clear()
+        last, axes, behind = {v: copy.rows for node, copy in slices[-1].tiles for v in node.outputs}, list[int](), []
+        for value, (piece,) in self.wholes.items():
+            assert piece.value is not None
+            self._add_end(piece.value, begins, ends)
+            rows, axis, dims = (piece.rows[0], last[value][1]), self.axes[value], list(static_shape(piece.value) or ())
+            stacked = ir.Shape([*dims[:axis], count, *dims[axis:]])
+            outputs.append(ir.Value(name=writer.fresh(f"{value.name}.slices"), type=value.type, shape=stacked))
+            axes.append(axis)
+            behind.append((value, rows, outputs[-1]))
+        body = ir.Graph([*begins, *numbers], ends, nodes=writer.order, name=writer.fresh("rows.body"))
+        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(numbers))]
+        attributes += [ir.AttrInt64s("scan_output_axes", axes)] if axes else []
+        name = writer.fresh(f"rows.{one.tiles[0][0].name}")
+        writer.order, self.wholes = outside, wholes
+        writer.order.append(ir.Node("", "Scan", [*inputs, *numbers.values()], attributes, outputs=outputs, name=name))
+        for value, rows, stacked_value in behind:
+            joined = self._like(value, rows, f"{value.name}.chunk{rows[0]}_{rows[1]}")
+            writer.window("Reshape", [stacked_value, writer.integers(static_shape(joined) or ())], {}, joined)
+            self.wholes.setdefault(value, []).append(Piece(rows, joined))
+
+    def _like(self, value: ir.Value, rows: Interval, name: str) -> ir.Value:
+        return self.writer.value(value, self.axes[value], rows[1] - rows[0], name)
+
+    def _add_end(self, value: ir.Value, begins: Sequence[ir.Value], ends: list[ir.Value]) -> None:
+        """Add what a body gives: none of what it takes, and none twice."""
+        if value in begins or value in ends:
+            copy = ir.Value(name=self.writer.fresh(str(value.name)), type=value.type, shape=value.shape)
+            self.writer.window("Identity", [value], {}, copy)
+            value = copy
+        ends.append(value)
+
+    def _cut_in_loop(self, slices: Sequence[RowSlice]) -> dict[ir.Value, ir.Value]:
+        """Gather what a slice reads of values that are there whole: of the body's inputs the numbers of all slices."""
+        one, numbers, known = slices[0], dict[ir.Value, ir.Value](), dict[tuple[Interval, int], ir.Value]()
+        written = {value for node in self.nodes for value in node.outputs}
+        for value, intervals in one.reads.items():
+            for rows, then in zip(intervals, slices[1].reads[value], strict=True) if value not in written else ():
+                begin, end = rows
+                if rows == (0, self.height(value)):
+                    self.cuts[value, rows] = Piece(rows, value)
+                    continue
+                key = rows, then[0] - begin
+                if key not in known:
+                    known[key], whole = self._numbers(range(begin, end), key[1], len(slices))
+                    numbers[known[key]] = whole
+                part = self._like(value, rows, f"{value.name}.rows")
+                self.writer.window("Gather", [value, known[key]], {"axis": self.axes[value]}, part)
+                self.cuts[value, rows] = Piece(rows, part)
+        if not numbers:  # a loop has to read something slice by slice: how many there are shows there
+            numbers.update([self._numbers(range(1), 1, len(slices))])
+        return numbers
+
+    def _numbers(self, first: range, step: int, count: int) -> tuple[ir.Value, ir.Value]:
+        """Numbers of rows that a body takes, and those of all slices: each so many more than of the one before."""
+        of_all = np.arange(first.start, first.stop) + np.arange(count)[:, None] * step
+        whole = self.writer.initializer(f"rows.{first.start}_{first.stop}_{step}", ir.Tensor(of_all.astype(np.int64)))
+        name = self.writer.fresh(f"{whole.name}.slice")
+        return ir.Value(name=name, type=whole.type, shape=ir.Shape([len(first)])), whole

@@ -1,0 +1,183 @@
+"""Images whose rows run in loops give what they gave, in stock onnxruntime with its default options."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+pytest.importorskip("onnxruntime")
+
+import memonger
+from memonger.errors import PlanError
+from memonger.loops import search
+from memonger.loops.rows import with_row_loops
+from memonger.loops.writer import NotInLoopsError
+from memonger.model.load import load
+from memonger.runtime import process_memory
+from memonger.runtime.onnxruntime import onnxruntime
+from memonger.tiling.cutting import Refusal
+from memonger.tiling.row_rules import RowRule
+from memonger.tiling.row_tiles import RowBand, needs_own, row_rules
+from tests.support.image_networks import ImageNetwork
+from tests.support.stock import normal, parse, run_stock, same
+
+RESIDUAL = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w1)  d = Relu (c)
+    e = Conv <pads = [1, 1, 1, 1]> (d, w2)  f = Add (b, e)  g = Conv <pads = [2, 2, 2, 2]> (f, w3)
+    y = DepthToSpace <blocksize = 2> (g)
+"""
+"""A residual connection, which lags, and twice as many rows at the end."""
+
+LEVELS = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
+    c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (p, w1)  d = Relu (c)
+    u = ConvTranspose <strides = [2, 2]> (d, t0)  j = Concat <axis = 1> (u, p)
+    e = Conv <pads = [1, 1, 1, 1]> (j, w4)  v = ConvTranspose <strides = [2, 2]> (e, t0)
+    f = Add (v, b)  y = Conv <pads = [1, 1, 1, 1]> (f, w5)
+"""
+"""A U-Net: rows are pooled, strided and made again, and what was there before waits for that."""
+
+
+def _model(body: str, height: int, channels: int = 16, width: int = 24) -> onnx.ModelProto:
+    model = parse(
+        f"g (float[1, 3, {height}, {width}] x) => (float[1, C, H, W] y) {{ {body} }}",
+        opset=17,
+    )
+    c = channels
+    shapes = {
+        "w0": (c, 3, 3, 3), "w1": (c, c, 3, 3), "w2": (c, c, 3, 3), "w3": (8, c, 5, 5), "w4": (c, 2 * c, 3, 3),
+        "w5": (2, c, 3, 3), "t0": (c, c, 2, 2),
+    }  # fmt: skip
+    weights = {name: normal(seed, *dims) / 8 for seed, (name, dims) in enumerate(shapes.items()) if name in body}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def _in_loops(model: onnx.ModelProto, rows: int) -> onnx.ModelProto:
+    """All of a model in slices of so many rows, as a sound message."""
+    loaded = load(model).ir
+    made = ir.serde.serialize_model(with_row_loops(loaded, [RowBand(0, len(loaded.graph), 0, rows)]))
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+def _scans(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == "Scan"]
+
+
+@pytest.mark.parametrize(
+    ("body", "height", "rows"),
+    [(RESIDUAL, 40, 8), (RESIDUAL, 37, 6), (RESIDUAL, 37, 2), (LEVELS, 64, 4), (LEVELS, 64, 8), (LEVELS, 84, 4)],
+)
+def test_rows_in_a_loop_give_the_same_bits(body: str, height: int, rows: int) -> None:
+    model = _model(body, height) if body == RESIDUAL else _model(body, height, 8, 72)
+    made = _in_loops(model, rows)
+    (scan,) = _scans(made)
+    inner = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    assert len(inner.input) > 1, "lines are carried"
+    assert {"Conv"} <= {node.op_type for node in inner.node}
+    assert [v.name for v in made.graph.output] == ["y"]
+    feeds = {"x": normal(7, 1, 3, height, 24 if body == RESIDUAL else 72)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert same(got["y"], want["y"])
+
+
+def test_no_row_is_computed_twice_and_none_of_padding() -> None:
+    """As many rows of each convolution as there are: those of the nodes around the loop, and of its slices."""
+    model = _model(RESIDUAL, 40)
+    made = onnx.shape_inference.infer_shapes(_in_loops(model, 8))
+    (scan,) = _scans(made)
+    inner = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    numbers = next(each for each in made.graph.initializer if each.name == scan.input[-1])
+    count, computed = dict.fromkeys("aceg", 0), 0
+    shapes = {v.name: v.type.tensor_type.shape for v in [*made.graph.value_info, *inner.value_info]}
+    for nodes, times in ((made.graph.node, 1), (inner.node, numbers.dims[0])):
+        for node in (each for each in nodes if each.op_type == "Conv"):
+            computed += 1
+            count[node.output[0].split(".")[0]] += shapes[node.output[0]].dim[2].dim_value * times
+    assert count == dict.fromkeys("aceg", 40)
+    assert computed > 4
+
+
+def test_any_network_of_images_gives_what_the_whole_gives() -> None:
+    written = 0
+    for seed in range(30):
+        chance = random.Random(seed)
+        network = ImageNetwork(chance.choice, chance.randint(24, 60), chance.choice((1, 1, 2)))
+        for _ in range(chance.randint(3, 9)):
+            network.grow()
+        if not network.nodes:
+            continue
+        model = network.model()
+        made = _random_loops(model, chance.choice((1, 2, 3, 4, 6)))
+        if made is None:
+            continue
+        onnx.checker.check_model(made, full_check=True)
+        want, got = (run_stock(each, network.feeds, "ORT_ENABLE_ALL") for each in (model, made))
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], rtol=0.01, atol=0.06, err_msg=f"seed {seed}")
+        written += 1
+    assert written > 15
+
+
+def _random_loops(model: onnx.ModelProto, rows: int) -> onnx.ModelProto | None:
+    """A model whose stretches run in slices of so many rows; None where none does."""
+    loaded = load(model).ir
+    nodes, rules = list(loaded.graph), row_rules(loaded)
+    bands = []
+    for is_cut, group in itertools.groupby(range(len(nodes)), lambda step: not isinstance(rules[step], Refusal)):
+        steps = list(group)
+        own = {nodes[step]: rule for step in steps if isinstance(rule := rules[step], RowRule)}
+        if is_cut and own and not needs_own(own):
+            bands.append(RowBand(steps[0], steps[-1] + 1, 0, rows))
+    ways: Sequence[list[RowBand]] = [bands, *([band] for band in bands)]
+    for way in ways:
+        try:
+            return ir.serde.serialize_model(with_row_loops(loaded, way)) if way else None
+        except NotInLoopsError:
+            continue
+    return None
+
+
+@pytest.mark.parametrize(("height", "rows"), [(6, 12), (6, 8), (20, 3)])
+def test_images_of_too_few_rows_are_refused(height: int, rows: int) -> None:
+    with pytest.raises(NotInLoopsError, match="no two slices of"):
+        _in_loops(_model(LEVELS if rows == 3 else RESIDUAL, height), rows)
+
+
+def test_an_old_operator_set_is_refused() -> None:
+    loaded = load(_model(RESIDUAL, 40)).ir
+    loaded.graph.opset_imports[""] = 8
+    with pytest.raises(NotInLoopsError, match="operator set 9 or newer, and the model has 8"):
+        with_row_loops(loaded, [RowBand(0, len(loaded.graph), 0, 8)])
+
+
+def test_a_single_image_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long its runs take decides nothing: the machine may be busy."""
+    monkeypatch.setattr(search, "NOISE", 100.0)
+    monkeypatch.setattr(search, "TURNS", 1)
+    monkeypatch.setattr(search, "TURN_SECONDS", 0.0)
+    model = _model(RESIDUAL, 256, 32, 128)
+    onnx.save(model, tmp_path / "large.onnx")
+    made = memonger.shrink(tmp_path / "large.onnx", max_overhead=2.0)
+    made.save(tmp_path / "small.onnx")
+    feeds = {"x": normal(7, 1, 3, 256, 128)}
+    providers = ["CPUExecutionProvider"]
+    (got,) = onnxruntime().InferenceSession(tmp_path / "small.onnx", providers=providers).run(None, feeds)
+    assert same(got, run_stock(model, feeds, "ORT_ENABLE_ALL")["y"])
+    assert made.before is not None
+    assert made.after is not None
+    if process_memory.is_measurable():
+        assert made.after.run_bytes < 0.75 * made.before.run_bytes  # type: ignore[operator]
+    assert made.loops[0].slices > 2
+
+
+def test_what_gains_nothing_in_rows_says_why() -> None:
+    with pytest.raises(PlanError, match=r"gains nothing in loops: all are|can't run in loops"):
+        memonger.shrink(_model(RESIDUAL, 6))
