@@ -55,7 +55,7 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
     folder = ScratchFolder()
     try:
         optimize = OptimizeWithOnnxruntime(CPU, "ORT_ENABLE_ALL", folder.path / "optimized.onnx", Cuda())
-        made = run_passes(Model(model.clone(), "the model"), "lower", optimize, name_nodes).ir
+        made = run_passes(Model(model, "the model"), "lower", optimize, name_nodes).ir
         for graph in graphs(made):
             _complete(graph, made.opset_imports)
         if not give_shapes(made, inputs):
