@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 import models
-from memonger.runtime.feeds import Input
+from memonger.runtime.prepared import Input
 from models import torch_exports
 from models.torch_exports import TOKENS
 

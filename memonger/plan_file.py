@@ -13,25 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
 from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
+from memonger.ir.fields import PLAN, plan_in
 from memonger.ir.packed import META, Packed, all_packed, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
-from memonger.ir.wire import fields
 from memonger.model.load import load_as_is
 from memonger.shapes.ranges import DimRange
 from memonger.units import MOST_BATCH, MOST_THREADS
 from memonger.words import either
 
-KEY = "memonger.plan"
+KEY = PLAN
 
 ROWS = 2
 """The axis of an image's rows."""
@@ -325,26 +323,10 @@ def check_packed(model: ir.Model, name: str) -> None:
             )
 
 
-_METADATA = 14
-"""The field of a model's message that has an entry of its metadata."""
-
-
 def device_in(path: Path) -> str | None:
     """The device that the plan in a file was made for, read without the model; None where there is no such plan."""
-    try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            for part in fields(file, 0, os.fstat(file.fileno()).st_size):
-                if part.number != _METADATA or not part.is_bytes:
-                    continue
-                file.seek(part.content)
-                entry = onnx.StringStringEntryProto.FromString(file.read(part.stop - part.content))
-                if entry.key == KEY:
-                    return str(json.loads(entry.value)["device"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, DecodeError):
-        return None  # `load` says what is wrong
-    return None
+    device = (plan_in(path) or {}).get("device")
+    return None if device is None else str(device)
 
 
 def _parse(content: Any, name: str) -> Record:

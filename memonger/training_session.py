@@ -13,12 +13,20 @@ from memonger.ir.save import save_model
 from memonger.ir.values import static_shape
 from memonger.model import forward_model, lora
 from memonger.model.load import Source, load, load_as_is
+from memonger.plan import Plan
 from memonger.planner.search_plan import search_plan
+from memonger.runtime.arena import Arena
 from memonger.runtime.backend import backend
-from memonger.runtime.executable import Executable, bind_plan
+from memonger.runtime.binding import Persistent
+from memonger.runtime.engine import Engine
+from memonger.runtime.executable import Executable, LoadedPlan, limit_of_program
 from memonger.runtime.feeds import Feeds, in_place
 from memonger.runtime.padding import Padding
+from memonger.runtime.prepared import SessionGroup, whole
+from memonger.runtime.program import expose, program_of, without_defaults
+from memonger.runtime.store import Store
 from memonger.runtime.trainer import Trainer
+from memonger.runtime.weights import message
 
 
 @dataclass(slots=True)
@@ -124,7 +132,7 @@ class TrainingSession(Trainer):
         named = {str(value.name): value for value in (*loaded.graph.inputs, *loaded.graph.initializers.values())}
         for name, tensor in self._weights.tensors.items():
             value = named.get(name)
-            if value is None or static_shape(value) != tensor.shape or value.dtype != tensor.dtype:
+            if value is None or static_shape(value) != tensor.shape or value.dtype != ir.DataType(tensor.dtype):
                 raise SessionError(
                     f"{loaded.name} has no '{name}' of {tensor.dtype}{list(tensor.shape)} to evaluate with: it isn't "
                     "the model that was differentiated."
@@ -156,7 +164,7 @@ class TrainingSession(Trainer):
             averages = self._state.parts(parts)
             fixed |= dict.fromkeys(averages.tensors, averages)
         graphs = "off" if self._graphs == "off" else "auto"
-        return bind_plan(plan, arena, self._threads, fixed=fixed, cuda_graph=graphs)
+        return _bind_plan(plan, arena, self._threads, fixed=fixed, cuda_graph=graphs)
 
     def export(self, path: str | Path, model: Source | Model | None = None, *, averaged: bool = False) -> None:
         """Write the trained weights into a forward model, for any ONNX runtime.
@@ -221,7 +229,7 @@ def _export(
 def _put(model: ir.Model, value: ir.Value, array: np.ndarray, source: str) -> None:
     tensor = ir.Tensor(array.copy(), name=value.name)
     dims = static_shape(value) if value.const_value is None else tuple(value.const_value.shape.numpy())
-    if dims != array.shape or value.dtype != tensor.dtype:
+    if dims != array.shape or value.dtype != ir.DataType(tensor.dtype):
         here, trained = f"{value.dtype}{list(dims or ())}", f"{tensor.dtype}{list(array.shape)}"
         raise SessionError(f"{source}: '{value.name}' is {here}, the trained one is {trained}.")
     if value.const_value is None:  # of the forward model that a plan holds: trained weights are inputs there
@@ -229,3 +237,24 @@ def _put(model: ir.Model, value: ir.Value, array: np.ndarray, source: str) -> No
         value.const_value = tensor
         model.graph.register_initializer(value)
     value.const_value = tensor
+
+
+def _bind_plan(plan: Plan, arena: Arena, threads: int, *, fixed: Mapping[str, Store], cuda_graph: str) -> Executable:
+    """A plan bound in an onnxruntime session of its own.
+
+    Args:
+        plan: Verified by the caller.
+        arena: Where to run; its device is where.
+        threads: Threads within a node.
+        fixed: Inputs that persist, and the store each lies in; of these the model's own defaults are left out.
+        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
+    """
+    program = program_of(plan)
+    model = without_defaults(plan.model, set(fixed))
+    expose(model, program.planned)
+    settings = plan.stamp.cuda if plan.stamp is not None else None
+    engine = Engine(
+        SessionGroup(message(model), (0,), (program,)), arena.device, threads, True, settings, cuda_graph,
+        limit=limit_of_program(program, arena.device),
+    )  # fmt: skip
+    return Executable(LoadedPlan(program, (whole(program),), (engine,)), arena, Persistent(fixed))

@@ -22,6 +22,9 @@ KiB = Unit(1024)
 MiB = Unit(1024 * KiB)
 GiB = Unit(1024 * MiB)
 
+ALIGNMENT = 64
+"""Bytes: a cache line, and what onnxruntime's own allocator gives."""
+
 MOST_THREADS = 1024
 """A larger number is refused: onnxruntime would begin to start as many threads, and neither fail nor end."""
 

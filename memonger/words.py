@@ -7,6 +7,9 @@ from contextvars import ContextVar
 
 Speaker = Callable[[str, object], str]
 
+Manner = tuple[Speaker, tuple[str, str] | None]
+"""How an option is written, and what was called on the command line."""
+
 
 class Placeholder(str):
     """What a reader puts a value of their own for, as ``N`` in ``batch=N``: written without quotes."""
@@ -89,7 +92,19 @@ def on_the_command_line(program: str | None = None, arguments: Sequence[str] = (
         arguments: The rest of the command line.
     """
     command = None if program is None else (program, " ".join(map(_quoted, arguments)))
-    tokens = _speaker.set(_as_flag), _command.set(command)
+    with speaking((_as_flag, command)):
+        yield
+
+
+def manner() -> Manner:
+    """How messages are worded here, to be handed to another process."""
+    return _speaker.get(), _command.get()
+
+
+@contextmanager
+def speaking(manner: Manner) -> Iterator[None]:
+    """Within it messages are worded as somewhere else."""
+    tokens = _speaker.set(manner[0]), _command.set(manner[1])
     try:
         yield
     finally:

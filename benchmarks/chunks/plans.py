@@ -25,7 +25,7 @@ from memonger.model.load import load
 from memonger.options import Options
 from memonger.planner.search_plan import Job, finish, in_chunks, prepare, solve
 from memonger.runtime import ort
-from memonger.runtime.feeds import inputs_of
+from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import Worker, reason, serve
 
 

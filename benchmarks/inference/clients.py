@@ -26,7 +26,8 @@ from benchmarks.machine import MIB, ROOT, Table, keep, stamp
 from benchmarks.networks import write
 from benchmarks.packages import files
 from memonger.errors import PlanError
-from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.feeds import random_feeds
+from memonger.runtime.program import inputs_of
 
 PROGRAMS = ROOT / "examples" / "clients"
 NETWORKS = ("mobilenet_v2", "resnet50", "densenet121")

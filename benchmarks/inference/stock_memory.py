@@ -16,8 +16,9 @@ import memonger
 import models
 from benchmarks.machine import MIB, Table, chosen, keep, stamp
 from memonger.ir.save import save_model
-from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.feeds import random_feeds
 from memonger.runtime.measure import MeasuredSession, RunJob
+from memonger.runtime.program import inputs_of
 from models.torch_exports import EXPORTS, export
 from tests.support.networks import LIGHT, light
 

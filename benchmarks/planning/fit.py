@@ -22,6 +22,7 @@ from memonger.cli import measure_steps
 from memonger.cli.measure_steps import MeasuredTrainer
 from memonger.runtime import feeds as feeding
 from memonger.runtime.measure import MeasuredSession, RunJob
+from memonger.runtime.program import inputs_of
 from memonger.runtime.trainer import Trainer
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -128,7 +129,7 @@ def row(name: str, case: Case, folder: Path) -> str:
 
 def measured(plan: memonger.Plan, planned: Path, folder: Path) -> float | None:
     """MiB that a run takes: measured beside the loaded model, with weights and inputs as counted. None: not known."""
-    np.savez(folder / "inputs.npz", **feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
+    np.savez(folder / "inputs.npz", **feeding.random_feeds(inputs_of(plan.model.graph)))
     job = (str(planned), str(folder / "inputs.npz"), str(folder / "outputs.npz"))
     with MeasuredSession(RunJob(*job, planned=True), folder, "fit") as session:
         return _in_all(plan, session.loaded["peak_bytes"])

@@ -24,7 +24,7 @@ import models
 from benchmarks.machine import MIB, Table, chosen, geometric_mean, keep, stamp
 from benchmarks.networks import random_inputs
 from memonger.runtime import process_memory
-from memonger.runtime.feeds import inputs_of
+from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import Worker, WorkerError, say, serve_times
 from memonger.serving import export
 from tests.support.export_models import loader

@@ -35,7 +35,8 @@ import models
 from benchmarks.machine import MIB, Table, keep, stamp
 from benchmarks.turns import answers, contestants
 from memonger.runtime import process_memory
-from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.feeds import random_feeds
+from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import Worker, say, serve
 from models.streams import STREAM
 

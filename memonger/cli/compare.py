@@ -29,7 +29,7 @@ from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
 from memonger.runtime.padding import Padding, cut, filled_up
-from memonger.runtime.program import program_of
+from memonger.runtime.program import inputs_of, program_of
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
 from memonger.shapes.ranges import DimRange
@@ -88,7 +88,7 @@ def _timed(run: Callable[[], object], settings: Settings) -> list[float]:
 
 def inputs_for(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> feeding.Feeds:
     """The inputs given, or random ones: of the largest sizes, with room in a state that grows for one run."""
-    inputs = feeding.inputs_of(plan.model.graph)
+    inputs = inputs_of(plan.model.graph)
     if feeds is not None:
         return feeds
     if plan.ranges and plan.state:

@@ -24,10 +24,10 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Executable, LoadedPlan
-from memonger.runtime.partition import whole
-from memonger.runtime.program import SessionGroup, expose, program_of
+from memonger.runtime.prepared import SessionGroup, whole
+from memonger.runtime.program import expose, program_of
 from memonger.runtime.store import Store
-from memonger.runtime.weights import LEND_ALL
+from memonger.runtime.weights import LEND_ALL, message, session_of
 from memonger.units import MiB
 
 OWN = "its own model run by stock onnxruntime"
@@ -195,7 +195,7 @@ def _planned_values(
     )
     program = replace(program, outputs=tuple(copies.values()), planned=(*program.planned, *kept))
     expose(model, program.planned)
-    group = SessionGroup(model, (0,), (program,))
+    group = SessionGroup(message(model), (0,), (program,))
     cuda = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(group, device, threads or plan.threads, False, cuda)
     loaded = LoadedPlan(program, (whole(program),), (engine,))
@@ -234,7 +234,7 @@ def _stock_values(model: ir.Model, names: Sequence[str], feeds: feeding.Feeds, d
     wanted = set(names)
     found = [value for node in copy.graph for value in node.outputs if value.name in wanted]
     copy.graph.outputs[:] = found
-    session = ort.make_session(copy, device, ort.SessionSettings(lending=LEND_ALL, entries=ort.RUN_ONCE))
+    session = session_of(copy, device, ort.SessionSettings(entries=ort.RUN_ONCE), LEND_ALL)
     fetched = [str(value.name) for value in found]
     return dict(zip(fetched, session.run(fetched, dict(feeds)), strict=True))
 

@@ -16,7 +16,7 @@ from memonger.loops.search import shrink as shrunk
 from memonger.loops.targets import TARGETS
 from memonger.serving.package import TensorSpec
 from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import check_model_name, plain_config
+from memonger.serving.triton_config import NAMING, plain_config
 from memonger.units import format_size
 
 
@@ -48,7 +48,7 @@ def _check_repository(output: Path) -> None:
     """Check that a file lies where Triton looks for a model's first version."""
     if output.parent.name != "1" or not output.parent.parent.name:
         raise PlanError(f"Triton looks for a model in NAME/1: -o {output.stem}/1/model.onnx, not -o {output}.")
-    check_model_name(output.parent.parent.name)
+    NAMING.check(output.parent.parent.name)
     config = output.parent.parent / "config.pbtxt"
     if config.is_file() and not click.get_current_context().meta.get(FORCED):
         raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")

@@ -24,8 +24,9 @@ from memonger.model.load import load_as_is
 from memonger.runtime import feeds as feeding
 from memonger.runtime import measure, ort, process_memory
 from memonger.runtime.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
-from memonger.runtime.program import without_defaults
+from memonger.runtime.program import kind_of, without_defaults
 from memonger.runtime.trainer import TYPES, Trainer
+from memonger.runtime.weights import session_of
 from memonger.runtime.worker import say, serve
 
 STATE = "state: "
@@ -84,7 +85,7 @@ class StockTrainer:
         lean = without_defaults(model, {*roles.persistent, *roles.scalars.values()})
         cuda = Cuda(**job.cuda) if job.cuda is not None else None
         options = ort.SessionSettings(job.level, threads=job.threads, dims=job.dims, cuda=cuda)
-        self.session = ort.make_session(lean, self.device, options)
+        self.session = session_of(lean, self.device, options)
         self.given = {name: value for name, value in inputs.items() if name not in self.state}
         self.last: dict[str, Any] = {}
 
@@ -99,7 +100,7 @@ class StockTrainer:
         binding = self.session.io_binding()
         scalars = {name: self.scalars[role] for role, name in roles.scalars.items()}
         for name, array in {**inputs, **scalars}.items():
-            binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, self.given[name].type))
+            binding.bind_ortvalue_input(name, feeding.to_ortvalue(array, kind_of(self.given[name].type)))
         for name, value in self.state.items():
             binding.bind_ortvalue_input(name, value)
         assert roles.loss is not None

@@ -16,8 +16,10 @@ from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
+from memonger.runtime import program
 from memonger.runtime.measure import Measured, read_arrays, take_turns, write_arrays
-from memonger.runtime.session import device_of
+from memonger.runtime.prepare import device_of
+from memonger.runtime.prepared import Input
 from memonger.runtime.trainer import check_labels
 from memonger.units import format_size
 
@@ -39,11 +41,11 @@ def is_trained(plan: Plan) -> bool:
     return plan.training is not None and plan.training.loss is not None
 
 
-def inputs_of(plan: Plan) -> list[feeding.Input]:
+def inputs_of(plan: Plan) -> list[Input]:
     """What a step is given: the inputs that no session keeps or sets."""
     assert plan.training is not None
     own = {*plan.training.persistent, *plan.training.scalars.values()}
-    return [value for value in feeding.inputs_of(plan.model.graph) if value.name not in own]
+    return [value for value in program.inputs_of(plan.model.graph) if value.name not in own]
 
 
 def random_batch(plan: Plan, seed: int) -> dict[str, np.ndarray]:

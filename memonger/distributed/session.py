@@ -21,7 +21,7 @@ from memonger.plan import Plan
 from memonger.runtime import state as states
 from memonger.runtime.arena import Arena
 from memonger.runtime.executable import Executable
-from memonger.runtime.partition import Bucket
+from memonger.runtime.prepared import Bucket
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
 from memonger.words import option

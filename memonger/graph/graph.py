@@ -14,6 +14,7 @@ from memonger.ir.operators import RANKS, WAIT, facts, operator_name
 from memonger.ir.parts import is_marked
 from memonger.ir.values import LARGEST, all_values, dense, nbytes, read_values, subgraphs
 from memonger.shapes.inference import run_time_sized
+from memonger.units import ALIGNMENT as ALIGNMENT
 
 Pair = tuple[int, int]
 
@@ -50,8 +51,6 @@ class Alias(NamedTuple):
     target: int
     byte: int = 0
 
-
-ALIGNMENT = 64  # bytes: a cache line, and what onnxruntime's own allocator gives
 
 LARGEST_COST = 1e100
 """Of all nodes together: costs are added and multiplied, which must not overflow."""

@@ -36,11 +36,16 @@ _TRAINING = (9 * MiB, 8.5 * KiB)
 _INFERENCE = (1.5 * MiB, 20 * KiB)
 _CHUNKS = (1.5 * MiB, 4 * KiB)  # beside those of inference: for each step its addresses
 
-_PROCESS = (25.5 * MiB, 16 * KiB)
-"""What a process takes for inference beside tensors, modules included, and for each node."""
+_PROCESS = (13.1 * MiB, 6.5 * KiB)
+"""What a process takes for inference beside tensors, modules included, and for each node: importing onnxruntime takes
+8.4 MiB, and what runs a planned file 3.5."""
+
+_WITH_ONNX = (25.5 * MiB, 16 * KiB)
+"""The same with ranges of sizes, where onnx and what knows graphs are loaded: their modules stay, and pieces of memory
+with a few objects left of all that reading a plan made."""
 
 _MODULES = 24 * MiB
-"""Of that, what modules take: onnxruntime's 8.4 MiB, onnx and its libraries, and this package's own."""
+"""What modules take in training: all of these."""
 
 _CHECKED = 2.5 * KiB
 """What the profile of the first run keeps of a node, by which its order is checked."""
@@ -191,5 +196,5 @@ def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimR
         return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
     nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
     nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
-    base, each = _PROCESS
+    base, each = _WITH_ONNX if ranges else _PROCESS
     return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))

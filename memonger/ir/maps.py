@@ -8,9 +8,7 @@ model is read, the table is the output in its place, and what the columns are ca
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -99,9 +97,3 @@ def maps_of(model: ir.Model, name: str) -> dict[str, Keys]:
     except (ValueError, RecursionError, DecodingError) as error:
         raise LoadError(f"{name}: its metadata '{KEY}' is malformed: {error}.") from error
     return {**found.numbers, **found.texts}
-
-
-def as_maps(table: np.ndarray, keys: Keys) -> list[dict[int | str, Any]]:
-    """A dictionary for each row of a table of scores, as onnxruntime gives them."""
-    rows = table if table.ndim > 1 else table[np.newaxis]
-    return [dict(zip(keys, row.tolist(), strict=False)) for row in rows]

@@ -72,6 +72,9 @@ def parse_text(data: bytes) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(_ask("parse_model", data, {}))
 
 
+IS_EXPENDABLE = False
+"""Whether this process may die itself, as it was started for one file: it then asks no other."""
+
 _LOCK = threading.Lock()
 _CHILD: tuple[int, subprocess.Popen[bytes]] | None = None
 """The child, and the process that started it: a fork of that must not talk to it."""
@@ -107,8 +110,10 @@ def _is_running() -> bool:
 
 
 def _child() -> subprocess.Popen[bytes] | None:
-    """The child process; None where none can be started."""
+    """The child process; None where none can be started, or none is needed."""
     global _CHILD
+    if IS_EXPENDABLE:
+        return None
     if _CHILD is not None and _is_running():
         return _CHILD[1]
     program = "import sys; sys.path[:] = sys.argv[2:]; import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"

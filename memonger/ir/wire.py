@@ -1,11 +1,7 @@
-"""Models' files read field by field, as protobuf writes them: what of a message isn't wanted is passed over.
-
-https://protobuf.dev/programming-guides/encoding has how a message is written.
-"""
+"""Models' files read without their weights, which are copied into a file of their own."""
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +10,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from memonger.files import ScratchFolder
+from memonger.ir.fields import Field, delimited, fields
 from memonger.ir.tensors import FILES, LARGE
 from memonger.units import MiB
 
@@ -25,78 +22,6 @@ _PIECE = 1 << 20  # bytes copied at a time
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # of ModelProto, GraphProto, TensorProto
 _ELSEWHERE = (13, 14)  # of TensorProto: external_data, data_location
 _ALIGNED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of a message in a file: its number, where it begins, and where its content does; ``stop`` ends it.
-
-    ``is_bytes``: whether it is a string, bytes or a message, of which the content is that.
-    """
-
-    number: int
-    begin: int
-    content: int
-    stop: int
-    is_bytes: bool
-
-
-def fields(file: BinaryIO, begin: int, stop: int) -> Iterator[Field]:
-    """The fields of a message that lies in a file from ``begin`` to ``stop``.
-
-    Raises:
-        ValueError: it is no message, or cut short.
-    """
-    at = begin
-    while at < stop:
-        file.seek(at)
-        tag = number(file)
-        kind = tag & 7
-        if kind == 2:
-            size = number(file)
-        elif kind == 0:
-            number(file)
-            size = 0
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of kind {kind}")
-        content = file.tell()
-        if content + size > stop:
-            raise ValueError("a field that is cut short")
-        yield Field(tag >> 3, at, content, content + size, kind == 2)
-        at = content + size
-
-
-def number(file: BinaryIO) -> int:
-    """A number of seven bits a byte, the lowest first.
-
-    Raises:
-        ValueError: the file ends, or it has more than 64 bits.
-    """
-    found = 0
-    for shift in range(0, 70, 7):
-        byte = file.read(1)
-        if not byte:
-            raise ValueError("a number that is cut short")
-        found |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return found
-    raise ValueError("a number of more than 64 bits")
-
-
-def varint(value: int) -> bytes:
-    """A number as `number` reads it."""
-    parts = []
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def delimited(field: int, *parts: bytes) -> bytes:
-    """A field that holds bytes, which may be given in parts."""
-    return b"".join((varint(field << 3 | 2), varint(sum(map(len, parts))), *parts))
 
 
 def read_spilled(path: Path) -> tuple[onnx.ModelProto, ScratchFolder] | None:

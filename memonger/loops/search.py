@@ -36,6 +36,7 @@ from memonger.planner.chunk_timing import NOISE
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.program import inputs_of
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
@@ -44,7 +45,7 @@ from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import ToSlice
 from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_search import ways_in_rows
+from memonger.tiling.row_search import RowSearch
 from memonger.tiling.row_tiles import RowBand, row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
@@ -163,14 +164,14 @@ class _Candidate:
         seconds: How much longer it is estimated to take.
         write: Gives the model in loops, or raises a `NotInLoopsError`.
         loops: What runs in them.
-        nests: Whether a loop stands in another.
+        is_nested: Whether one of them stands in another.
     """
 
     bytes: float
     seconds: float
     write: Callable[[], ir.Model]
     loops: tuple[Loop, ...]
-    nests: bool = False
+    is_nested: bool = False
 
 
 def shrink(
@@ -224,7 +225,7 @@ def shrink(
     if not axes and not found:
         raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     if target is not None and not TARGETS[target].nests:
-        found = [each for each in found if not each.nests]
+        found = [each for each in found if not each.is_nested]
     found = [each for each in found if each.bytes <= WORTH * whole]
     if not found:
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
@@ -382,8 +383,8 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: st
             first, last = nodes[own[0]].name, nodes[own[-1]].name
             loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
     write = partial(with_loops, model, axis.axes, tuple(bands), open_size)
-    nests = any(len(band.stages) > 1 for band in bands)
-    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), nests)
+    is_nested = any(len(band.stages) > 1 for band in bands)
+    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
 
 
 def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
@@ -392,12 +393,11 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    job, ways = ways_in_rows(job, {}, most_copies=math.inf, lines=4, results=2)
-    model, known = job.lowered.model, dict[RowBand, RowBand | None]()
-    nodes, rules = list(model.graph), row_rules(model)
-    for parts in ways:
+    search, known = RowSearch(job, lines=4, results=2), dict[RowBand, RowBand | None]()
+    model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
+    for in_slices, parts in search.ways({}, most_copies=math.inf):
         bands, loops = list[RowBand](), list[Loop]()
-        for part in sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin):
+        for part in in_slices:
             own = {nodes[n]: rule for n in range(part.begin, part.end) if isinstance(rule := rules[n], RowRule)}
             if part not in known:
                 known[part] = in_steady_slices(part, own)
@@ -405,7 +405,7 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
             if band is not None:
                 bands.append(band)
                 loops.append(Loop(str(steps[0].name), str(steps[-1].name), len(own), band.slices))
-        if len(bands) == sum(part.band is not None for part in parts):
+        if len(bands) == len(in_slices):
             seconds = math.fsum(part.seconds for part in parts)
             yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
 
@@ -438,7 +438,7 @@ class _Contest:
 
     def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed."""
-        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(feeding.inputs_of(self.model.graph)))
+        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)

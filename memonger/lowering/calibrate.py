@@ -26,14 +26,17 @@ from memonger.errors import MemongerError, SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.liveness import ALIGNMENT
 from memonger.ir import checks, training_roles
+from memonger.ir.element_types import ElementType
 from memonger.ir.names import inner_names
 from memonger.ir.values import dense, nbytes, static_shape, subgraphs
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
 from memonger.runtime.backend import backend
+from memonger.runtime.prepared import Input
 from memonger.runtime.profile import workspace_of
-from memonger.runtime.weights import LEND_ALL
+from memonger.runtime.program import inputs_of, kind_of
+from memonger.runtime.weights import LEND_ALL, session_of
 from memonger.units import MiB
 from memonger.words import FILE, option
 
@@ -98,11 +101,11 @@ class Wanted:
 
 @contextmanager
 def session(model: ir.Model, device: Device, options: ort.SessionSettings) -> Iterator[tuple[Any, Any]]:
-    """A session for a short while, and the pool its device memory comes from (None on the CPU)."""
+    """A session for a short while, to which weights are lent, and the pool of its device memory (None on the CPU)."""
     ort.check_device(device)
     pool = backend(device).pool()
     try:
-        yield ort.make_session(model, device, options, pool=pool), pool
+        yield session_of(model, device, options, LEND_ALL, pool=pool), pool
     finally:
         if pool is not None:
             pool.close()
@@ -135,12 +138,11 @@ def run(
         threads=threads,
         profile=folder / "calibration",
         pattern=False,  # the statistics are exact only without
-        lending=LEND_ALL,
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
         limit=ort.Limit(None) if device.is_host and _has_bodies(model) else None,
     )
-    inputs_of_model, persisting = feeding.inputs_of(model.graph), _PersistentFeeds(model)
+    inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model)
     given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
     feeding.check_feeds(inputs_of_model, given, "the model")
     if not device.is_host:
@@ -191,7 +193,7 @@ class _PersistentFeeds:
         begin, self._at = self._at, self._at + -(-size // ALIGNMENT) * ALIGNMENT
         return self._memory[begin : begin + size].view(value.dtype.numpy()).reshape(dims)
 
-    def random_feeds(self, inputs: Sequence[feeding.Input]) -> feeding.Feeds:
+    def random_feeds(self, inputs: Sequence[Input]) -> feeding.Feeds:
         """Random numbers for all other inputs."""
         return feeding.random_feeds([each for each in inputs if each.name not in self.inputs])
 
@@ -310,7 +312,7 @@ def run_time_bytes(model: ir.Model, runs: Sequence[CalibratingRun]) -> dict[str,
 def _shown(name: str, node: str, run: CalibratingRun) -> int:
     kind, shape = run.tensors.get(name, ("", ()))
     dtype = profile.DTYPES.get(kind)
-    if dtype is None or dtype == ir.DataType.STRING:
+    if dtype is None or dtype == ElementType.STRING:
         return run.grown.get(node, 0)
     return -(-math.prod(shape) * dtype.bitwidth // 8)
 
@@ -349,7 +351,7 @@ def _run_once(
     persisting: _PersistentFeeds | None = None,
 ) -> Any:  # fmt: skip
     """Run, and return the binding, which has the outputs."""
-    types = {str(value.name): value.type for value in model.graph.inputs}
+    types = {str(value.name): kind_of(value.type) for value in model.graph.inputs}
     binding = made.io_binding()
     with _ended_in_time(model) as (options, is_over):
         try:
@@ -404,7 +406,7 @@ def _ended_in_time(model: ir.Model) -> Iterator[tuple[Any, Callable[[], bool]]]:
 
 def _results(model: ir.Model, binding: Any) -> Results:
     """What a run gave: of each output what tells apart other bits."""
-    kinds = {str(value.name): value.type for value in model.graph.outputs}
+    kinds = {str(value.name): kind_of(value.type) for value in model.graph.outputs}
     results = zip(kinds, binding.get_outputs(), strict=True)
     return tuple(_told_apart(feeding.to_python(value, kinds[name])) for name, value in results)
 
@@ -433,7 +435,7 @@ def hosted(model: ir.Model, device: Device, cuda: Cuda) -> frozenset[str]:
     outputs = {value.name for value in copy.graph.outputs}
     values = [v for node in copy.graph for v in node.outputs if v.name and v.name not in outputs]
     copy.graph.outputs.extend(v for v in values if v.type is None or dense(v))
-    with session(copy, device, ort.SessionSettings(in_order=True, threads=1, lending=LEND_ALL, cuda=cuda)) as (made, _):
+    with session(copy, device, ort.SessionSettings(in_order=True, threads=1, cuda=cuda)) as (made, _):
         outputs_and_places = zip(made.get_outputs(), made.get_output_memory_infos(), strict=True)
         return frozenset(value.name for value, where in outputs_and_places if not device.owns(where.name))
 
@@ -451,13 +453,12 @@ def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
         in_order=True,
         threads=threads,
         pattern=False,  # the statistics are exact only without
-        lending=LEND_ALL,
         entries={**ort.RUN_ONCE, "session.collect_node_memory_stats_to_file": str(statistics)},
     )
     try:
-        session = ort.make_session(model, CPU, options)
+        session = session_of(model, CPU, options, LEND_ALL)
         with _ended_in_time(model) as (run_options, _):
-            session.run(None, feeding.random_feeds(feeding.inputs_of(model.graph)), run_options)
+            session.run(None, feeding.random_feeds(inputs_of(model.graph)), run_options)
     except Exception:  # pybind exceptions share no base class; what can't be measured is said to be unknown
         return None
     else:

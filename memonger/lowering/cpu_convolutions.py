@@ -28,6 +28,7 @@ from memonger.ir.rewrite import Replacer
 from memonger.ir.values import all_values, static_shape
 from memonger.ir.windows import Windows, windows_of
 from memonger.runtime import ort
+from memonger.runtime.weights import session_of
 
 logger = logging.getLogger(__name__)
 
@@ -318,7 +319,7 @@ def block_size() -> int:
     try:
         path = folder.path / "block.onnx"
         options = ort.SessionSettings(level="ORT_ENABLE_ALL", threads=1, optimized=path)
-        ort.make_session(ir.Model(graph, ir_version=10), CPU, options)
+        session_of(ir.Model(graph, ir_version=10), CPU, options)
         made = ir.load(path)
     finally:
         folder.remove()

@@ -38,7 +38,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
-from memonger.runtime.weights import LEND_ALL
+from memonger.runtime.program import inputs_of
 from memonger.shapes import open_dims
 from memonger.shapes.inference import forget_symbolic, infer_once, run_time_sized
 from memonger.shapes.ranges import DimRange
@@ -196,7 +196,7 @@ class _Lowering:
             found = self.calibrated(model, first, calibrate.Wanted(settings.times))
             assert found is not None
             return found[:2]
-        given = settings.inputs or feeding.random_feeds(feeding.inputs_of(first.graph))
+        given = settings.inputs or feeding.random_feeds(inputs_of(first.graph))
         found = self.calibrated(model, first, calibrate.Wanted(settings.times, results=True))
         assert found is not None
         wanted = calibrate.Wanted(settings.times, other=found[2])
@@ -305,9 +305,7 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
             "session.optimized_model_external_initializers_file_name": path.name + ".data",
             "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
         }
-        self._settings = ort.SessionSettings(
-            level=level, threads=1, optimized=path, entries=entries, lending=LEND_ALL, cuda=cuda
-        )
+        self._settings = ort.SessionSettings(level=level, threads=1, optimized=path, entries=entries, cuda=cuda)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """The optimizer's model, with the graph's name and the metadata of the original."""
@@ -418,7 +416,7 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
         dtype = value.dtype if value.dtype is not None else profile.DTYPES.get(kind)
         inferred = static_shape(value)
         if dtype is not None and (inferred is None or inferred == dims):
-            value.type, value.shape = ir.TensorType(dtype), ir.Shape(list(dims))
+            value.type, value.shape = ir.TensorType(ir.DataType(dtype)), ir.Shape(list(dims))
         elif inferred is not None:
             value.shape = None
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime.program import inputs_of
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 from memonger.units import MiB
@@ -28,17 +29,20 @@ NOISE = 0.03
 QUIET = 0.02
 """Seconds of waiting for a processor in one second of a run above which the run doesn't count."""
 
-PAIRS, LONG_PAIRS = (3, 9), (1, 4)
-"""Pairs of runs that are timed at least, and at most, if the fastest runs with chunks seem to take too long; of long
-runs fewer. What else the machine does makes runs slower, in chunks that lie in the cache more than whole, and never
-faster: so the fastest of each are compared."""
+PAIRS = 3, 9
+"""Pairs of runs that are timed at least, and at most, if the fastest runs with chunks seem to take too long. What else
+the machine does makes runs slower, in chunks that lie in the cache more than whole, and never faster: so the fastest of
+each are compared."""
+
+LONG_RUNS = 3
+"""Long runs that are timed: in chunks, without them, and in chunks again where the first seems to take too long."""
 
 PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; a long one isn't timed as often, without
-chunks twice at most; and the longest would take too much time."""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; a long one isn't timed as often; and the
+longest would take too much time."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -67,6 +71,7 @@ class ChunkTimer:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
         self._without_seconds = list[float]()
+        self._long_runs = LONG_RUNS
 
     def ratio(self, chunked: Plan) -> float | None:
         """The time of a run in chunks over that of one without them, the fastest of each.
@@ -81,30 +86,47 @@ class ChunkTimer:
                 if self._seconds < LONG and min(_timed(self._without)[1], _timed(self._without)[1]) > QUIET:
                     return None  # nothing is gained by loading the other one
             with_chunks = _runner(chunked, self._inputs)
-            if self._seconds < LONG:
-                with_chunks()
+            if self._seconds >= LONG:
+                return self._compared_long(with_chunks, self._without)
+            with_chunks()
             return self._compared(with_chunks, self._without)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
     def _compared(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
         """The ratio of the fastest runs; None where too few of them had the processor to themselves."""
-        is_long, best, counted = self._seconds >= LONG, math.inf, 0
-        fewest, most = LONG_PAIRS if is_long else PAIRS
+        best, counted, (fewest, most) = math.inf, 0, PAIRS
         for tried in range(2 * most):
-            seconds, waited = _timed(with_chunks)
-            if not is_long or len(self._without_seconds) < 2:
-                others, others_waited = _timed(without)
-                self._without_seconds += [others] if others_waited <= QUIET else []
-                waited = max(waited, others_waited)
-            if waited <= QUIET:
+            (seconds, waited), (others, others_waited) = _timed(with_chunks), _timed(without)
+            self._without_seconds += [others] if others_waited <= QUIET else []
+            if max(waited, others_waited) <= QUIET:
                 best, counted = min(best, seconds), counted + 1
-            elif tried + 1 - counted > PAIRS[0]:  # the machine isn't quiet
+            elif tried + 1 - counted > fewest:  # the machine isn't quiet
                 return None
             holds = bool(self._without_seconds) and best <= self._limit * min(self._without_seconds)
             if counted == most or (counted >= fewest and holds):
                 return best / min(self._without_seconds)
         return None
+
+    def _compared_long(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
+        """The same of long runs: `LONG_RUNS` for the first plan, and what is left of them for each other, one at least.
+
+        Runs without chunks are the same for all plans: one that counts will do.
+        """
+        best, others = math.inf, self._without_seconds
+        for left in range(max(1, self._long_runs), 0, -1):
+            if (best == math.inf) + (not others) > left:  # too few count
+                break
+            self._long_runs -= 1
+            in_chunks = best == math.inf or bool(others)
+            seconds, waited = _timed(with_chunks if in_chunks else without)
+            if waited <= QUIET and in_chunks:
+                best = min(best, seconds)
+            elif waited <= QUIET:
+                others.append(seconds)
+            if others and best <= self._limit * others[0]:
+                break
+        return best / others[0] if others and best < math.inf else None
 
 
 def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
@@ -114,7 +136,7 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
         batch = inputs if inputs is not None else feeding.random_feeds(trainer.inputs)
         return lambda: trainer.step(batch)
     session = Session(plan, check_order=False)
-    given = inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph))
+    given = inputs if inputs is not None else feeding.random_feeds(inputs_of(plan.model.graph))
     return lambda: session.run(given, copy=False)
 
 

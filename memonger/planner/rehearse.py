@@ -4,6 +4,7 @@ from memonger.errors import PlanError, SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.engine import Engine
+from memonger.runtime.program import inputs_of
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 
@@ -38,5 +39,5 @@ def _run(plan: Plan, inputs: feeding.Feeds | None) -> tuple[Engine, ...]:
         return trainer.engines
     session = Session(plan, cuda_graph="off")
     with session.engines[0].pool.recording():
-        session.run(inputs if inputs is not None else feeding.random_feeds(feeding.inputs_of(plan.model.graph)))
+        session.run(inputs if inputs is not None else feeding.random_feeds(inputs_of(plan.model.graph)))
     return session.engines

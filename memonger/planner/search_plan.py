@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from memonger.allocation import EFFORT
 from memonger.allocation.onnxruntime_arena import UNIT
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
@@ -583,7 +584,8 @@ def solve(job: Job) -> Solution:
     if solution is not None and (is_final or (budget and decide.total_bytes(job.request, solution) <= budget)):
         return solution
     try:
-        return decide.decide(job.request, job.strategy, job.options.order)
+        effort = decide.IN_SLICES if job.chunks else EFFORT
+        return decide.decide(job.request, job.strategy, job.options.order, effort)
     except BudgetError as error:
         raise _explained(job, error) from error
 

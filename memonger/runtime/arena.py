@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import SessionError, system_checked
+from memonger.ir.element_types import ElementType
 from memonger.units import in_full
 
 PART = 1 << 22  # bytes on their way to a file or from one at a time
@@ -24,7 +24,7 @@ class ArenaTensor(NamedTuple):
     """A tensor at an offset of an arena, in bytes."""
 
     name: str
-    dtype: ir.DataType
+    dtype: ElementType
     shape: tuple[int, ...]
     offset: int = 0
 

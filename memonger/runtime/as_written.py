@@ -23,6 +23,7 @@ from memonger.plan import Plan
 from memonger.runtime import ort
 from memonger.runtime.engine import remedy
 from memonger.runtime.program import expose, program_of
+from memonger.runtime.weights import session_of
 
 
 def check_as_written(plan: Plan, device: Device) -> None:
@@ -35,7 +36,7 @@ def check_as_written(plan: Plan, device: Device) -> None:
         return
     if plan.stamp is not None:
         program = program_of(plan)
-        if not program.has_loop and not any(tensor.dtype in NARROW for tensor in program.planned):
+        if not program.has_loop and not any(ir.DataType(tensor.dtype) in NARROW for tensor in program.planned):
             return  # a run has shown these nodes as they will run: values that are bound stay, which 16 bits depend on
     try:
         added, left_out = changes(plan)
@@ -66,7 +67,7 @@ def changes(plan: Plan) -> tuple[list[str], list[str]]:
         _empty_weights(model, folder.path)
         path = folder.path / "as_it_runs.onnx"
         entries = {"session.disable_prepacking": "1"}
-        ort.make_session(model, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+        session_of(model, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
         runs = onnx.load(path, load_external_data=False).graph.node
     finally:
         folder.remove()

@@ -8,17 +8,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import Device
 from memonger.errors import SessionError
+from memonger.ir.element_types import ElementType
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
 from memonger.runtime.engine import Engine
-from memonger.runtime.partition import Partition
-from memonger.runtime.program import Program
+from memonger.runtime.prepared import Input, Partition, Program
 from memonger.runtime.store import Store
 
 INPUT_ALIGNMENT = 256  # bytes; what CUDA aligns allocations to
@@ -115,7 +114,7 @@ class Binding:
         self._position = {name: number for number, name in enumerate(bound)}
         self._own = {**program.constants, **{name: a for name, a in scalars.items() if name in self._takes}}
         self._own_store = self._store(
-            ArenaTensor(name, ir.DataType.from_numpy(a.dtype), a.shape) for name, a in self._own.items()
+            ArenaTensor(name, ElementType.from_numpy(a.dtype), a.shape) for name, a in self._own.items()
         )
         self._staging = np.zeros(self._own_store.nbytes, np.uint8)
         self._input_store = self._store(_input_tensors(self.inputs), inputs_at)
@@ -309,8 +308,8 @@ class Binding:
     def _bind_array(self, name: str, array: np.ndarray) -> None:
         """Let runs read an array where it lies, by its address: the binding would keep it beyond the run."""
         kind = self._kinds[name]
-        assert isinstance(kind, ir.TensorType)
-        ort.bind_inputs(self.binding, [(name, kind.dtype, array.shape, feeding.address_of(array))], 0, self.device)
+        assert isinstance(kind, ElementType)
+        ort.bind_inputs(self.binding, [(name, kind, array.shape, feeding.address_of(array))], 0, self.device)
 
     def _bind_stored(self, name: str, store: Store) -> None:
         ort.bind_inputs(self.binding, [store.tensors[name]], store.arena.address, self.device)
@@ -399,17 +398,17 @@ def input_memory(programs: Sequence[Program], device: Device) -> Arena | None:
     return backend(device).arena(max(sizes))
 
 
-def _placed(places: Mapping[str, tuple[Store, str]]) -> Iterable[tuple[str, ir.DataType, Sequence[int], int]]:
+def _placed(places: Mapping[str, tuple[Store, str]]) -> Iterable[tuple[str, ElementType, Sequence[int], int]]:
     """Name, type, shape and address of values, each by the store it lies in and its name there."""
     for name, (store, key) in places.items():
         tensor = store.tensors[key]
         yield name, tensor.dtype, tensor.shape, store.address(key)
 
 
-def _input_tensors(inputs: Iterable[feeding.Input]) -> Iterable[ArenaTensor]:
+def _input_tensors(inputs: Iterable[Input]) -> Iterable[ArenaTensor]:
     """The inputs that are tensors of a known size; text and sequences aren't copied."""
     return (
         ArenaTensor(value.name, value.dtype, value.shape)
         for value in inputs
-        if value.shape is not None and value.dtype is not None and value.dtype != ir.DataType.STRING
+        if value.shape is not None and value.dtype is not None and value.dtype != ElementType.STRING
     )

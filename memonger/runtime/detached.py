@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from memonger.runtime.weights import Held
+from memonger.runtime.prepared import Held
 
 _LARGE = 1 << 10  # bytes: from 512 on Python takes them of the C library
 

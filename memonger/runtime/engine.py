@@ -12,9 +12,8 @@ from memonger.files import ScratchFolder
 from memonger.runtime import ort, profile
 from memonger.runtime.backend import backend
 from memonger.runtime.interrupts import interrupts_later
+from memonger.runtime.prepared import SessionGroup
 from memonger.runtime.profile import workspace_of
-from memonger.runtime.program import SessionGroup
-from memonger.runtime.weights import Lending
 from memonger.units import in_full
 from memonger.words import FILE, option
 
@@ -29,7 +28,7 @@ class Engine:
     """An onnxruntime session, and whether it was seen to follow the planned order.
 
     Args:
-        group: Plans of one structure.
+        group: Plans of one structure. Between the sessions of partitions threads sleep as soon as a run is over.
         device: Where to run.
         threads: Threads within a node; 0 leaves it to onnxruntime.
         check_order: Compare the order of the first run with the plan. Of a model with a loop on the CPU it isn't: the
@@ -37,11 +36,8 @@ class Engine:
             that onnxruntime runs the plan's nodes and no others, which it then runs in file order.
         cuda: How the CUDA provider is set up.
         graphs: Whether runs are captured as CUDA graphs: ``auto`` where it can be, ``on``, ``off``.
-        is_partition: Whether it is one of several that run one after the other: their threads sleep as soon as a run is
-            over.
         pool: Of a partition's session that was made before, on a CUDA device: workspace comes from there; None for one
             of its own.
-        lending: Which weights it reads where they lie; None: it has copies of all.
         limit: What onnxruntime may take of the host's memory by itself; None: as much as it asks for.
 
     Attributes:
@@ -67,9 +63,7 @@ class Engine:
         check_order: bool,
         cuda: Cuda | None = None,
         graphs: str = "off",
-        is_partition: bool = False,
         pool: Any = None,
-        lending: Lending | None = None,
         limit: ort.Limit | None = None,
     ) -> None:
         self.programs, self.device = group.programs, device
@@ -84,8 +78,8 @@ class Engine:
         self._notes = 0  # nodes of which the calling thread keeps notes in each run
         profile_path = self._folder.path / "first_run" if self._folder is not None else None
         self._options = ort.SessionSettings(
-            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(), is_partition=is_partition,
-            shares_workspace=device.is_host, lending=lending, limit=limit,
+            in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(),
+            is_partition=group.is_partition, shares_workspace=device.is_host, limit=limit,
             pattern=not group.takes_any_shape and limit is None,
         )  # fmt: skip
         self.captures, self.why_not = False, self._unfit(graphs)
@@ -115,7 +109,7 @@ class Engine:
             self._make(group, captures=False)
         if graphs == "on" and not self.captures:
             raise SessionError(f"CUDA graphs can't be used: {self.why_not}. Leave it to 'auto', or turn them 'off'.")
-        if not is_partition:
+        if not group.is_partition:
             self.reserve()
 
     session: Any

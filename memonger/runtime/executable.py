@@ -10,17 +10,13 @@ import numpy as np
 
 from memonger.devices import Device
 from memonger.errors import SessionError
-from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.partition import CutPlan, PartCopy, Partition, whole
-from memonger.runtime.program import Program, SessionGroup, expose, program_of, without_defaults
-from memonger.runtime.ranged import RangedProgram
-from memonger.runtime.store import Store
+from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, Ranged, SessionGroup
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -38,13 +34,13 @@ class LoadedPlan:
         engines: The sessions.
         ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
             session of their own, the second.
-        gate: See `memonger.runtime.partition.CutPlan`.
+        gate: See `memonger.runtime.prepared.CutPlan`.
     """
 
     program: Program
     steps: tuple[Partition | PartCopy, ...]
     engines: tuple[Engine, ...]
-    ranged: RangedProgram | None = None
+    ranged: Ranged | None = None
     gate: int = 0
 
 
@@ -374,27 +370,6 @@ class Executable:
         for bindings in self._bindings.values():
             for binding in bindings:
                 binding.move(arena)
-
-
-def bind_plan(plan: Plan, arena: Arena, threads: int, *, fixed: Mapping[str, Store], cuda_graph: str) -> Executable:
-    """A plan bound in an onnxruntime session of its own.
-
-    Args:
-        plan: Verified by the caller.
-        arena: Where to run; its device is where.
-        threads: Threads within a node.
-        fixed: Inputs that persist, and the store each lies in; of these the model's own defaults are left out.
-        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
-    """
-    program = program_of(plan)
-    model = without_defaults(plan.model, set(fixed))
-    expose(model, program.planned)
-    settings = plan.stamp.cuda if plan.stamp is not None else None
-    engine = Engine(
-        SessionGroup(model, (0,), (program,)), arena.device, threads, True, settings, cuda_graph,
-        limit=limit_of_program(program, arena.device),
-    )  # fmt: skip
-    return Executable(LoadedPlan(program, (whole(program),), (engine,)), arena, Persistent(fixed))
 
 
 def limit_of_program(program: Program, device: Device) -> ort.Limit | None:

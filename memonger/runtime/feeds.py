@@ -3,61 +3,20 @@
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError, ShapeError
-from memonger.ir.values import dense, static_shape
-from memonger.model.counts import counts_of
-from memonger.runtime import ort
+from memonger.ir.element_types import ElementType
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.runtime.prepared import Input, Kind
 from memonger.words import FILE, did_you_mean, option, quoted
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
 Span = tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A model's input, apart from the model.
-
-    ``shape`` is None where nothing is known, ``kind`` its ONNX type, ``numpy`` the type of arrays for it (None for text
-    and what is no tensor), ``fill`` what integers are where nobody gives them.
-    """
-
-    name: str
-    kind: ir.TypeProtocol | None
-    shape: tuple[int, ...] | None
-    required: bool
-    numpy: np.dtype[Any] | None = None
-    fill: int = 0
-
-    @property
-    def dtype(self) -> ir.DataType | None:
-        """Element type of a tensor, else None."""
-        return self.kind.dtype if isinstance(self.kind, ir.TensorType) else None
-
-
-def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
-    """The inputs of a graph. Those with an initializer are not required: that is their default."""
-    counts = counts_of(graph)
-    return tuple(
-        Input(
-            name=str(value.name),
-            kind=value.type,
-            shape=static_shape(value),
-            required=value.name not in graph.initializers,
-            numpy=value.dtype.numpy() if value.dtype is not None and dense(value) else None,
-            fill=counts.get(str(value.name), 0),
-        )
-        for value in graph.inputs
-    )
 
 
 def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray]:
@@ -78,7 +37,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
                 f"({option('inputs', FILE)})."
             )
         try:
-            if value.dtype == ir.DataType.STRING:
+            if value.dtype == ElementType.STRING:
                 feeds[value.name] = np.full(value.shape, "", dtype=object)
             elif value.dtype.is_floating_point():
                 feeds[value.name] = np.asarray(rng.standard_normal(value.shape)).astype(value.dtype.numpy())
@@ -91,7 +50,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
     return feeds
 
 
-def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
+def to_ortvalue(value: Feed, kind: Kind | None) -> Any:
     """An OrtValue of anything onnxruntime can hold; tensors of numbers share the array's memory.
 
     Strings, sequences and optionals have no constructor in onnxruntime's Python interface, so a model of constants
@@ -101,14 +60,15 @@ def to_ortvalue(value: Feed, kind: ir.TypeProtocol | None) -> Any:
     if isinstance(value, module.OrtValue):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
-        if kind is not None and isinstance(kind, ir.TensorType):
-            return module.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous(value), int(kind.dtype))
+        if isinstance(kind, ElementType):
+            return module.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous(value), int(kind))
         return module.OrtValue.ortvalue_from_numpy(contiguous(value))
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
+    from memonger.runtime.sequences import constant
+
     try:
-        graph = ir.Graph([], [], nodes=[], name="constant", opset_imports={"": 21})
-        return _computed(graph, _constant_value(graph, value, kind), kind).get_outputs()[0]
+        return constant(value, kind)
     except Exception as error:  # numpy, onnx and onnxruntime each have their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SessionError(f"{type(value).__name__} can't be fed as {kind}: {reason}") from error
@@ -175,7 +135,7 @@ def span_of(feed: Feed, device: Device) -> Span:
             return None
         address = feed.__array_interface__["data"][0]
         return address, address + feed.nbytes
-    if shape_of(feed) is None or is_on_device(feed) == device.is_host or feed.element_type() == ir.DataType.STRING:
+    if shape_of(feed) is None or is_on_device(feed) == device.is_host or feed.element_type() == ElementType.STRING:
         return None
     return feed.data_ptr(), feed.data_ptr() + feed.tensor_size_in_bytes()
 
@@ -211,16 +171,16 @@ def shape_of(feed: Feed) -> tuple[int, ...] | None:
     return None
 
 
-def described(feed: Feed) -> tuple[ir.DataType | None, tuple[int, ...] | None]:
+def described(feed: Feed) -> tuple[ElementType | None, tuple[int, ...] | None]:
     """Element type and shape of a tensor; no type of an array that is of none of ONNX's, or has its bytes swapped."""
     if isinstance(feed, np.ndarray):
         try:
-            dtype = None if feed.dtype.kind in "OUS" else ir.DataType.from_numpy(feed.dtype)
+            dtype = None if feed.dtype.kind in "OUS" else ElementType.from_numpy(feed.dtype)
         except TypeError:
             dtype = None
         return dtype, tuple(feed.shape)
     shape = shape_of(feed)
-    return (None, None) if shape is None else (ir.DataType(feed.element_type()), shape)
+    return (None, None) if shape is None else (ElementType(feed.element_type()), shape)
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
@@ -228,7 +188,7 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     return array if array.flags.c_contiguous else array.copy(order="C")
 
 
-def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
+def to_python(value: Any, kind: Kind | None) -> Any:
     """What an OrtValue holds: an array, a list of arrays, or None for an empty optional."""
     if not value.has_value():
         return None
@@ -236,58 +196,17 @@ def to_python(value: Any, kind: ir.TypeProtocol | None) -> Any:
         try:
             return value.numpy()
         except RuntimeError as error:  # a type that onnxruntime's Python has no array for, such as bfloat16
-            dtype, shape = ir.DataType(value.element_type()), tuple(value.shape())
-            if value.device_name() != "cpu" or dtype == ir.DataType.STRING or dtype.bitwidth < 8:
+            dtype, shape = ElementType(value.element_type()), tuple(value.shape())
+            if value.device_name() != "cpu" or dtype == ElementType.STRING or dtype.bitwidth < 8:
                 raise SessionError(f"an output can't be read as an array: {str(error).strip()}") from error
             size = math.prod(shape) * dtype.bitwidth // 8
             data = ctypes.string_at(value.data_ptr(), size) if size else b""
             return np.frombuffer(bytearray(data), dtype.numpy()).reshape(shape)
     if kind is None:
         raise SessionError("a value without a type can't be read.")
-    graph = ir.Graph([ir.Value(name="given", type=kind)], [], nodes=[], name="read", opset_imports={"": 21})
-    result = _append(graph, ir.Node("", "Identity", [graph.inputs[0]]))
-    return _computed(graph, result, kind, value).copy_outputs_to_cpu()[0]
+    from memonger.runtime.sequences import read
 
-
-def _computed(graph: ir.Graph, result: ir.Value, kind: ir.TypeProtocol, given: Any = None) -> Any:
-    """The binding of a run of a small graph, whose input ``given`` is, for one result."""
-    result.name, result.type = "result", kind
-    graph.outputs.append(result)
-    session = ort.make_session(ir.Model(graph, ir_version=10), CPU, ort.SessionSettings(threads=1))
-    binding = session.io_binding()
-    if given is not None:
-        binding.bind_ortvalue_input("given", given)
-    binding.bind_output("result")
-    session.run_with_iobinding(binding)
-    return binding
-
-
-def _constant_value(graph: ir.Graph, value: Feed, kind: ir.TypeProtocol) -> ir.Value:
-    if isinstance(kind, ir.OptionalType):
-        inner = [] if value is None else [_constant_value(graph, value, kind.elem_type)]
-        attributes = [] if inner else [ir.AttrTypeProto("type", ir.TypeAndShape(kind.elem_type, None))]
-        return _append(graph, ir.Node("", "Optional", inner, attributes))
-    if isinstance(kind, ir.SequenceType):
-        items = [_constant_value(graph, item, kind.elem_type) for item in value]
-        if not items:
-            return _append(graph, ir.Node("", "SequenceEmpty", [], [ir.AttrInt64("dtype", int(kind.dtype))]))
-        return _append(graph, ir.Node("", "SequenceConstruct", items))
-    array = np.asarray(value)
-    proto = onnx.numpy_helper.from_array(array.astype(object) if array.dtype.kind in "OUS" else array)
-    tensor = ir.from_proto(proto)
-    name = f"constant{len(graph.initializers)}"
-    constant = ir.Value(name=name, shape=ir.Shape(list(array.shape)), type=ir.TensorType(tensor.dtype))
-    constant.const_value = tensor
-    tensor.name = name
-    graph.register_initializer(constant)
-    return _append(graph, ir.Node("", "Identity", [constant]))
-
-
-def _append(graph: ir.Graph, node: ir.Node) -> ir.Value:
-    graph.append(node)
-    node.name = f"node{graph.num_nodes()}"
-    node.outputs[0].name = f"value{graph.num_nodes()}"
-    return node.outputs[0]
+    return read(value, kind)
 
 
 def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
@@ -319,7 +238,7 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     for name, feed in feeds.items():
         value, (dtype, shape) = by_name[name], described(feed)
         if shape is None:
-            if isinstance(value.kind, ir.TensorType):
+            if isinstance(value.kind, ElementType):
                 raise SessionError(
                     f"input '{name}' is a tensor, and {type(feed).__name__} was given: make it an array "
                     f"(numpy.asarray) of {value.numpy or 'text'}."
@@ -337,3 +256,9 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
         elif value.numpy is not None and feed.dtype != value.numpy:
             advice = f"array.astype('{value.numpy}') makes it one"
             raise SessionError(f"input '{name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")
+
+
+def as_maps(table: np.ndarray, keys: Sequence[int | str]) -> list[dict[int | str, Any]]:
+    """A dictionary for each row of a table of scores, as onnxruntime gives them."""
+    rows = table if table.ndim > 1 else table[np.newaxis]
+    return [dict(zip(keys, row.tolist(), strict=False)) for row in rows]

@@ -1,6 +1,5 @@
 """How onnxruntime is driven on the CPU, and what a backend for another device replaces."""
 
-import hashlib
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -97,6 +96,8 @@ class HostBackend:
 @cache
 def _processor_digest() -> str:
     """A digest of what kernels and blocked layouts are chosen by."""
+    import hashlib  # with OpenSSL's library: only what is bound to a machine asks for it
+
     features = ""
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -9,17 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import Device
 from memonger.errors import SessionError
-from memonger.model.kept_state import next_sizes, places
+from memonger.ir.element_types import ElementType
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.binding import Persistent
-from memonger.runtime.program import Program
+from memonger.runtime.prepared import Program
 from memonger.runtime.store import Store
-from memonger.shapes.ranges import DimRange, own
-from memonger.shapes.shaping import Shape
+from memonger.shapes.ranges import DimRange, Shape, next_sizes, own, places
 from memonger.words import quoted
 
 _NONE: Mapping[str, Any] = {}
@@ -56,7 +54,7 @@ class KeptState:
         self._tensors = dict[str, ArenaTensor]()
         for value in program.inputs:
             if value.name in state:
-                if value.shape is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+                if value.shape is None or value.dtype is None or value.dtype == ElementType.STRING:
                     raise SessionError(f"input '{value.name}' can't be kept: it is no tensor of a known size.")
                 self._tensors[value.name] = ArenaTensor(value.name, value.dtype, value.shape)
         self.in_place = {old: new for old, new in state.items() if new in program.replacing}

@@ -1,7 +1,7 @@
 """A model loaded into onnxruntime: the sessions of its plans, without the memory that they run in."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,23 +10,18 @@ import numpy as np
 
 from memonger.devices import Device
 from memonger.errors import SessionError
-from memonger.ir.operators import facts
-from memonger.plan import Plan, limit_of
 from memonger.runtime import feeds as feeding
-from memonger.runtime.arena import Arena
-from memonger.runtime.as_written import check_as_written
+from memonger.runtime.arena import Arena, check_host_memory
+from memonger.runtime.backend import backend
 from memonger.runtime.binding import input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.executable import Executable, LoadedPlan, load_cut
+from memonger.runtime.executable import Executable, LoadedPlan
 from memonger.runtime.kept_state import KeptState
 from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.partition import cut_chunks, is_chunked, whole
-from memonger.runtime.program import Program, SessionGroup, group_plans
-from memonger.runtime.ranged import RangedProgram
-from memonger.runtime.weights import Lending
-from memonger.shapes.ranges import described
-from memonger.shapes.shaping import Shape
+from memonger.runtime.prepared import Prepared, Program, Room, SessionGroup
+from memonger.shapes.ranges import Shape, described
+from memonger.units import format_size
 from memonger.words import option
 
 
@@ -53,17 +48,13 @@ class LoadedModel:
     """Plans of one model in onnxruntime sessions, which they share where only shapes differ.
 
     Args:
-        plans: Verified, and for this device. Of those that take the shapes of a run the first runs it, plans for
-            ranges of sizes after all others.
-        device: Where to run.
-        threads: Threads within a node; 0 leaves it to onnxruntime.
-        check_order: Check that onnxruntime adds no node (`as_written`), and compare the order of each session's first
-            run with the plan.
+        prepared: The plans.
+        groups: What their sessions are made of, each asked for when the one before is made.
+        threads: Threads within a node; 0: as many as the plans were made for.
+        check_order: Compare the order of each session's first run with the plan.
         cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
         pad: Fill up smaller batches.
-        lending: Which weights sessions read where they lie; None: each has copies of all.
         at_once: How many runs there may be at once: workspace is taken for as many.
-        state: Of the only plan, input → the output that is its content in the next run.
         limit: Bytes that onnxruntime may take by itself for one run; None: what the plans say.
 
     Attributes:
@@ -74,41 +65,45 @@ class LoadedModel:
         is_closed: Set before it is closed: no run begins any more, and those under way may end.
 
     Raises:
-        SessionError: onnxruntime refuses the model, or adds nodes to it; ``pad`` can't be.
+        SessionError: onnxruntime refuses the model; ``pad`` can't be.
         RuntimeUnavailableError: the device isn't there.
     """
 
     def __init__(
         self,
-        plans: Sequence[Plan],
-        device: Device,
+        prepared: Prepared,
+        groups: Iterable[SessionGroup],
         *,
-        threads: int,
+        threads: int = 0,
         check_order: bool = True,
         cuda_graph: str = "off",
         pad: bool = False,
-        lending: Lending | None = None,
         at_once: int = 1,
-        state: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> None:
-        self.device, self._at_once, self._first_run, self.is_closed = device, at_once, threading.Lock(), False
-        plans = sorted(plans, key=lambda plan: bool(plan.ranges))
-        settings = plans[0].stamp.cuda if plans[0].stamp is not None else None
-
-        limit = limit_of(plans) if limit is None else limit
+        device = self.device = prepared.device
+        self._at_once, self._first_run, self.is_closed = at_once, threading.Lock(), False
+        limit = prepared.limit if limit is None else limit
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
         self._is_limited = held is not None
-
-        def make_engine(group: SessionGroup, is_partition: bool) -> Engine:
-            graphs = "off" if is_partition else cuda_graph
-            return Engine(group, device, threads, check_order, settings, graphs, is_partition, None, lending, held)
-
-        for plan in plans if check_order else ():
-            check_as_written(plan, device)
+        engines: list[list[Engine]] = [[] for _ in prepared.plans]
         with making_sessions():
-            self._loaded = _loaded(plans, device, make_engine)
-        first, given = self._loaded[0], state or {}
+            for group in groups:
+                engine = Engine(
+                    group, device, threads or prepared.threads, check_order, prepared.cuda,
+                    "off" if group.is_partition else cuda_graph, limit=held,
+                )  # fmt: skip
+                for member in group.members:
+                    engines[member].append(engine)
+                del group  # before the next is made: it has the model
+            for own, plan in zip(engines, prepared.plans, strict=True):
+                if len(plan.steps) > 1:
+                    own[-1].reserve()
+        self._loaded = tuple(
+            LoadedPlan(plan.program, plan.steps, tuple(own), plan.ranged)
+            for plan, own in zip(prepared.plans, engines, strict=True)
+        )
+        first, given = self._loaded[0], prepared.state
         self.programs = tuple(
             replace(one.program, inputs=tuple(value for value in one.program.inputs if value.name not in given))
             for one in self._loaded
@@ -123,10 +118,10 @@ class LoadedModel:
         self._padding: Padding | None = None
         ranged = {index: one.ranged for index, one in enumerate(self._loaded) if one.ranged is not None}
         if pad:
-            draws = any(facts(node).random for plan in plans for node in plan.model.graph)
-            self._padding = Padding(self.programs, [plan.batch for plan in plans], ranged, is_tried=not draws)
+            batches = [plan.batch for plan in prepared.plans]
+            self._padding = Padding(self.programs, batches, ranged, is_tried=not prepared.draws)
         for one in ranged.values():
-            one.offers_filling = not pad and not state
+            one.offers_filling = not pad and not given
         if at_once > 1:
             self.reserve()
 
@@ -252,26 +247,27 @@ class LoadedModel:
             engine.close()
 
 
-def _loaded(
-    plans: Sequence[Plan], device: Device, make_engine: Callable[[SessionGroup, bool], Engine]
-) -> tuple[LoadedPlan, ...]:
-    """What runs each plan. Those with chunks, and for ranges, have sessions of their own; the others share them."""
-    found: dict[int, LoadedPlan] = {}
-    for index, plan in enumerate(plans):
-        if plan.ranges:
-            ranged = RangedProgram(plan)
-            few = ranged.group_of_few(plan)
-            groups = [ranged.group(plan), *([] if few is None else [few])]
-            engines = tuple(make_engine(group, False) for group in groups)
-            found[index] = LoadedPlan(ranged.base, (whole(ranged.base),), engines, ranged)
-        elif device.is_host and is_chunked(plan):
-            found[index] = load_cut(cut_chunks(plan), lambda group, _: make_engine(group, True))
-    rest = [index for index in range(len(plans)) if index not in found]
-    for group in group_plans([plans[index] for index in rest]):
-        engine = make_engine(group, False)
-        for member, program in zip(group.members, group.programs, strict=True):
-            found[rest[member]] = LoadedPlan(program, (whole(program),), (engine,))
-    return tuple(found[index] for index in range(len(plans)))
+def check_room(room: Room, device: Device) -> None:
+    """Check that a device has room for what plans need, before anything is allocated.
+
+    Raises:
+        SessionError: it says what is needed and for what, and what is free.
+    """
+    there = backend(device).room()
+    if there is None:
+        check_host_memory(room.arena, room.workspace)
+        return
+    parts = {
+        "the arena": room.arena, "workspace": room.workspace, "parameters": room.parameters, "inputs": room.inputs,
+    }  # fmt: skip
+    if sum(parts.values()) > there.free:
+        listed = ", ".join(f"{format_size(size)} for {name}" for name, size in parts.items() if size)
+        raise SessionError(
+            f"{device} has too little free memory: {format_size(sum(parts.values()))} are needed ({listed}), "
+            f"{format_size(there.free)} of {format_size(there.total)} are free. Nothing was allocated. Plan for "
+            f"less ({option('budget')}, a smaller {option('batch')}), or end what else uses the device "
+            "(nvidia-smi lists it)."
+        )
 
 
 def _copied(value: Any) -> Any:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import MemongerError
+from memonger.ir.element_types import ElementType
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.backend import backend
@@ -87,7 +87,7 @@ _TYPES = "memonger.types"
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays that another process reads by `read_arrays`."""
     odd = {name: array for name, array in arrays.items() if array.dtype.kind == "V"}
-    types = {name: ir.DataType.from_numpy(array.dtype).name for name, array in odd.items()}
+    types = {name: ElementType.from_numpy(array.dtype).name for name, array in odd.items()}
     kept = {name: np.require(array, requirements="C").view(f"u{array.dtype.itemsize}") for name, array in odd.items()}
     np.savez(path, **dict[str, Any]({**arrays, **kept, _TYPES: np.array(json.dumps(types))}))
 
@@ -97,7 +97,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     types = json.loads(str(arrays.pop(_TYPES, "{}")))
-    return {name: a.view(ir.DataType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
+    return {name: a.view(ElementType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
 
 
 def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
@@ -136,7 +136,7 @@ def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarra
     """A run whose inputs or outputs onnxruntime's Python knows no arrays for."""
     binding = session.io_binding()
     for name, feed in feeds.items():
-        kind = None if feed.dtype.kind != "V" else ir.TensorType(ir.DataType.from_numpy(feed.dtype))
+        kind = None if feed.dtype.kind != "V" else ElementType.from_numpy(feed.dtype)
         binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, kind))
     for name in names:
         binding.bind_output(name)
@@ -183,24 +183,10 @@ def in_use(device: Device) -> int | None:
     """Bytes of a device in use, by its driver, once onnxruntime has its libraries there; None on the CPU."""
     if device.is_host:
         return None
-    session = ort.make_session(_probe(), device, ort.SessionSettings())
-    session.run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
+    from memonger.runtime.probe import session_of_probe  # takes onnx, as no session of a planned file does
+
+    session_of_probe(device).run(["y"], {"x": np.ones((1, 4, 8, 8), np.float32)})
     return _used(device)
-
-
-def _probe() -> ir.Model:
-    """A convolution and a product: what makes onnxruntime load cuDNN and cuBLAS, which stay, as its context does."""
-    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 4, 8, 8]))
-    weight = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([4, 4, 3, 3]))
-    weight.const_value = ir.tensor(np.full((4, 4, 3, 3), 0.1, np.float32), name="w")
-    convolved = ir.Node("", "Conv", [x, weight], [ir.AttrInt64s("pads", [1, 1, 1, 1])], name="convolution")
-    product = ir.Node("", "MatMul", [convolved.outputs[0], convolved.outputs[0]], name="product")
-    convolved.outputs[0].name, product.outputs[0].name = "c", "y"
-    product.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph(
-        [x], product.outputs, nodes=[convolved, product], initializers=[weight], opset_imports={"": 20}, name="probe"
-    )
-    return ir.Model(graph, ir_version=10)
 
 
 def _used(device: Device) -> int:

@@ -11,14 +11,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import CPU, Cuda, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
-from memonger.runtime import weights
+from memonger.ir.element_types import ElementType
+from memonger.ir.fields import delimited, varint
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.runtime.prepared import Message
 from memonger.units import MOST_THREADS
 
 
@@ -67,8 +68,6 @@ class SessionSettings:
         arena: Whether onnxruntime's own CPU arena is on.
         pattern: Whether onnxruntime's own memory pattern is on.
         dims: Sizes of symbolic dimensions, by name, set before the optimizer runs.
-        lending: Which weights the session is given beside the model, in memory that then lives as long as the session;
-            None: none. `LEND_ALL` is right for a session that is soon gone: it is spared the message.
         cuda: How the CUDA provider is set up; None leaves it to onnxruntime.
         is_partition: The session is one of several that run one after the other: no thread of one spins while the next
             one runs.
@@ -85,7 +84,6 @@ class SessionSettings:
     arena: bool = True
     pattern: bool = True
     dims: Mapping[str, int] = field(default_factory=dict)
-    lending: weights.Lending | None = None
     cuda: Cuda | None = field(default_factory=Cuda)
     is_partition: bool = False
     shares_workspace: bool = False
@@ -97,14 +95,14 @@ class SessionSettings:
 
 
 def make_session(
-    model: ir.Model | weights.Message | Path,
+    model: Message | Path,
     device: Device,
     options: SessionSettings,
     *,
     pool: Any = None,
     captures: bool = False,
 ) -> Any:
-    """An ``onnxruntime.InferenceSession`` of a model in memory, of its message, or of a file as it stands.
+    """An ``onnxruntime.InferenceSession`` of a model's message, or of a file as it stands.
 
     Args:
         model: What to run.
@@ -127,23 +125,20 @@ def make_session(
         if isinstance(model, Path):
             session = _create(str(model), settings, device, providers)
         else:
-            message = model if isinstance(model, weights.Message) else weights.message(model, options.lending)
-            lent = {name: held.value for name, held in message.lent.items()}
-            for name, value in lent.items() if message.is_shared else ():
+            lent = {name: held.value for name, held in model.lent.items()}
+            for name, value in lent.items() if model.is_shared else ():
                 settings.add_initializer(name, value)
-            if lent and not message.is_shared:
+            if lent and not model.is_shared:
                 settings.add_external_initializers(list(lent), list(lent.values()))
-            if message.folder is not None:
-                settings.add_session_config_entry(
-                    "session.model_external_initializers_file_folder_path", message.folder
-                )
+            if model.folder is not None:
+                settings.add_session_config_entry("session.model_external_initializers_file_folder_path", model.folder)
             try:
-                session = _create(message.data, settings, device, providers)
+                session = _create(model.data, settings, device, providers)
             except SessionError as error:
                 if pool is not None and pool.refused is not None:
                     raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error
                 raise
-            session.memonger_lent = message.lent  # onnxruntime points into this memory without holding it
+            session.memonger_lent = model.lent  # onnxruntime points into this memory without holding it
             session._model_bytes = None  # it would keep the message, weights and all, for a fallback that can't happen
         session.memonger_allocator = allocator  # so that it is shrunk as long as the session lives
         return session
@@ -234,11 +229,22 @@ def making_sessions() -> AbstractContextManager[object]:
     return _allocators.lock
 
 
-def copying_model() -> ir.Model:
-    """A model of one node: ``y`` is a copy of ``x``, float32 of shape [1]."""
-    source, copy = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1])) for n in "xy")
-    node = ir.Node("", "Identity", [source], outputs=[copy])
-    return ir.Model(ir.Graph([source], [copy], nodes=[node], opset_imports={"": 17}), ir_version=9)
+def _copying_model() -> Message:
+    """By the fields of ModelProto and what is in it, as nothing here knows onnx."""
+
+    def field(number: int, content: bytes | int) -> bytes:
+        return delimited(number, content) if isinstance(content, bytes) else varint(number << 3) + varint(content)
+
+    shape = field(1, field(1, 1))  # one dimension, of size 1
+    kind = field(1, field(1, ElementType.FLOAT) + field(2, shape))  # a tensor
+    ends = (field(number, field(1, name) + field(2, kind)) for number, name in ((11, b"x"), (12, b"y")))
+    node = field(1, b"x") + field(2, b"y") + field(4, b"Identity")
+    graph = b"".join([field(1, node), field(2, b"copy"), *ends])
+    return Message(field(1, 9) + field(7, graph) + field(8, field(2, 17)))
+
+
+COPYING_MODEL = _copying_model()
+"""A model of one node: ``y`` is a copy of ``x``, float32 of shape [1]."""
 
 
 class _Shrinker:
@@ -246,10 +252,10 @@ class _Shrinker:
 
     def __init__(self) -> None:
         self._lock, self._ends = threading.Lock(), np.zeros(2, np.float32)
-        self._session = make_session(copying_model(), CPU, SessionSettings(threads=1, entries=_SHARING))
+        self._session = make_session(COPYING_MODEL, CPU, SessionSettings(threads=1, entries=_SHARING))
         self._binding, address = self._session.io_binding(), self._ends.ctypes.data
-        bind_inputs(self._binding, [("x", ir.DataType.FLOAT, (1,), address)])
-        bind_outputs(self._binding, [("y", ir.DataType.FLOAT, (1,), address + 4)])  # the allocator has nothing of it
+        bind_inputs(self._binding, [("x", ElementType.FLOAT, (1,), address)])
+        bind_outputs(self._binding, [("y", ElementType.FLOAT, (1,), address + 4)])  # the allocator has nothing of it
         self._options = run_options({"memory.enable_memory_arena_shrinkage": "cpu:0"})
 
     def shrink(self) -> None:
@@ -297,8 +303,8 @@ def _where(device: Device) -> Any:
     return onnxruntime().OrtDevice.make(device.kind, device.index)._get_c_device()
 
 
-Bound = Iterable[tuple[str, ir.DataType, Sequence[int], int]]
-"""Name, type, shape, and bytes behind a base."""
+Bound = Iterable[tuple[str, int, Sequence[int], int]]
+"""Name, number of the type, shape, and bytes behind a base."""
 
 
 def bind_outputs(binding: Any, tensors: Bound, base: int = 0, device: Device = CPU) -> None:
@@ -363,7 +369,7 @@ def empty_notes() -> None:
     """Empty this thread's notes: by a profiled run of a model of one node with a pool of two threads."""
     folder = ScratchFolder()
     try:
-        session = make_session(copying_model(), CPU, SessionSettings(threads=2, profile=folder.path / "notes"))
+        session = make_session(COPYING_MODEL, CPU, SessionSettings(threads=2, profile=folder.path / "notes"))
         session.run(None, {"x": np.zeros(1, np.float32)})
         session.end_profiling()
     finally:

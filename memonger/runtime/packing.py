@@ -14,6 +14,7 @@ from memonger.ir.extract import extract
 from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
+from memonger.runtime.weights import session_of
 
 _ENTRY = re.compile(r"(\w+\+\d+)\|(\d+);(\d+);\d+")
 _FILE = "packed.data"
@@ -64,7 +65,7 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
         }
         try:
             part = extract(model, nodes, [node.outputs[0] for node in nodes])
-            ort.make_session(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
             message = onnx.load(path, load_external_data=False)
         except (SessionError, OSError):
             return

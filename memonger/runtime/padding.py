@@ -14,10 +14,8 @@ import numpy as np
 
 from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
-from memonger.runtime.program import Program
-from memonger.runtime.ranged import RangedProgram
-from memonger.shapes.ranges import described
-from memonger.shapes.shaping import Shape
+from memonger.runtime.prepared import Input, Program, Ranged
+from memonger.shapes.ranges import Shape, described
 from memonger.words import option
 
 Run = Callable[[feeding.Feeds], Mapping[str, np.ndarray]]
@@ -71,7 +69,7 @@ class Padding:
         self,
         programs: Sequence[Program],
         batches: Sequence[int | None],
-        ranged: Mapping[int, RangedProgram] | None = None,
+        ranged: Mapping[int, Ranged] | None = None,
         *,
         is_tried: bool = True,
     ) -> None:
@@ -215,7 +213,7 @@ def _batch(program: Program, planned: int | None) -> int:
     return batch
 
 
-def is_smaller(inputs: Sequence[feeding.Input], feeds: feeding.Feeds) -> bool:
+def is_smaller(inputs: Sequence[Input], feeds: feeding.Feeds) -> bool:
     """Whether what is wrong with feeds may be that they have fewer rows than planned."""
     shapes = [(value.shape, feeding.shape_of(feeds.get(value.name))) for value in inputs if value.required]
     differing = [(planned, given) for planned, given in shapes if planned != given]

@@ -9,15 +9,14 @@ structure share a session, which is bound once for each of them. What cuts value
 by numpy; a part that lies inside its whole isn't copied at all.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.devices import Cuda
 from memonger.graph.aliasing import windows
 from memonger.graph.session_memory import shares_sessions
 from memonger.ir.extract import extract
@@ -26,106 +25,9 @@ from memonger.ir.parts import elements, is_marked, parts_of
 from memonger.ir.values import attribute_bytes, read_values, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.program import Program, SessionGroup, is_cast, program_of
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A step span of a schedule, which one onnxruntime session runs.
-
-    Partitions of one structure share a session, under the names that values have in the first of them.
-
-    Attributes:
-        program: What of the plan's program is its own, by the session's names.
-        borrowed: Planned values of earlier partitions that it reads, where they lie in the arena.
-        live_ins: What else it reads, of the caller and of earlier partitions: the session's name → the model's.
-        live_outs: What it writes that onnxruntime holds, for later partitions and the caller: likewise.
-        session: Number of its session among those of the plan.
-    """
-
-    program: Program
-    borrowed: tuple[ArenaTensor, ...] = ()
-    live_ins: Mapping[str, str] = field(default_factory=dict)
-    live_outs: Mapping[str, str] = field(default_factory=dict)
-    session: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PartCopy:
-    """A part to copy out of its whole, or into it.
-
-    Attributes:
-        whole: A tensor of the arena, or the name of an input.
-        part: A tensor of the arena.
-        index: The part's elements of the whole.
-        is_cut: Whether the whole is read.
-    """
-
-    whole: ArenaTensor | str
-    part: ArenaTensor
-    index: tuple[slice, ...]
-    is_cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PersistentPart:
-    """Bytes of what persists that are read, and may be written over, where they lie: no node cuts or joins them.
-
-    Attributes:
-        tensor: Their name and shape; the offset is the first byte in the whole.
-        whole: Name of the input that they are a part of.
-        new: Name of the output that is written over them; None where none is.
-    """
-
-    tensor: ArenaTensor
-    whole: str
-    new: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients that lie side by side in the arena, and that ranks add up together.
-
-    Attributes:
-        members: Their places, in that order.
-        begin: Number of the partition before which the collective begins: the gradients are whole then.
-        wait: Number of the partition that reads the sums.
-        is_mean: Whether it is no gradients, but a mean that all ranks need.
-    """
-
-    members: tuple[ArenaTensor, ...]
-    begin: int
-    wait: int
-    is_mean: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CutPlan:
-    """A plan cut into partitions.
-
-    Attributes:
-        program: Of the whole plan.
-        steps: What runs, in order.
-        groups: Of each session what it is made of; not to be kept.
-        gate: Number of the partitions of a training step that run before anything is updated.
-        parts: Of what persists in training: see `PersistentPart`.
-        buckets: What ranks add up, in the order in which that begins.
-        cuda: How the CUDA provider is set up.
-    """
-
-    program: Program
-    steps: tuple[Partition | PartCopy, ...]
-    groups: tuple[SessionGroup, ...]
-    gate: int = 0
-    parts: tuple[PersistentPart, ...] = ()
-    buckets: tuple[Bucket, ...] = ()
-    cuda: Cuda | None = None
-
-
-def whole(program: Program) -> Partition:
-    """All steps in one partition."""
-    planned = {tensor.name for tensor in program.planned}
-    return Partition(program, live_outs={name: name for name in program.outputs if name not in planned})
+from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, SessionGroup
+from memonger.runtime.program import is_cast, program_of
+from memonger.runtime.weights import Lending, message
 
 
 def partitions(
@@ -241,8 +143,11 @@ def is_chunked(plan: Plan) -> bool:
     return not any(value.name in graph.initializers for value in graph.inputs)
 
 
-def cut_chunks(plan: Plan) -> CutPlan:
-    """Cut a plan that is chunked: the nodes of one chunk each are a partition, and between them parts are copied."""
+def cut_chunks(plan: Plan, lending: Lending | None = None) -> CutPlan:
+    """Cut a plan that is chunked: the nodes of one chunk each are a partition, and between them parts are copied.
+
+    The models of its sessions are written when they are asked for. ``lending``: see `memonger.runtime.weights.message`.
+    """
     program = program_of(plan)
     planned = {tensor.name: tensor for tensor in program.planned}
     inputs = {value.name for value in program.inputs}
@@ -279,6 +184,10 @@ def cut_chunks(plan: Plan) -> CutPlan:
             spans.append((begin, end))
             steps.append(None)
     found = list(partitions(plan.model, program, spans, shared=True))
-    groups = tuple(SessionGroup(model, (0,), (one.program,)) for one, model in found if model is not None)
+    groups = (
+        SessionGroup(message(model, lending), (0,), (one.program,), is_partition=True)
+        for one, model in found
+        if model is not None
+    )
     in_order = iter(found)
     return CutPlan(program, tuple(next(in_order)[0] if step is None else step for step in steps), groups)

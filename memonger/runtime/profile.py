@@ -10,9 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from memonger.errors import SessionError
+from memonger.ir.element_types import ElementType
 
 if TYPE_CHECKING:
     from memonger.runtime.cuda.pool import Event
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 # Element types as the profiler writes them.
 DTYPES = {
-    "float": ir.DataType.FLOAT, "double": ir.DataType.DOUBLE, "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16, "bool": ir.DataType.BOOL, "string": ir.DataType.STRING,
-    "int8": ir.DataType.INT8, "int16": ir.DataType.INT16, "int32": ir.DataType.INT32, "int64": ir.DataType.INT64,
-    "uint8": ir.DataType.UINT8, "uint16": ir.DataType.UINT16, "uint32": ir.DataType.UINT32,
-    "uint64": ir.DataType.UINT64,
+    "float": ElementType.FLOAT, "double": ElementType.DOUBLE, "float16": ElementType.FLOAT16,
+    "bfloat16": ElementType.BFLOAT16, "bool": ElementType.BOOL, "string": ElementType.STRING,
+    "int8": ElementType.INT8, "int16": ElementType.INT16, "int32": ElementType.INT32, "int64": ElementType.INT64,
+    "uint8": ElementType.UINT8, "uint16": ElementType.UINT16, "uint32": ElementType.UINT32,
+    "uint64": ElementType.UINT64,
 }  # fmt: skip
 
 SUFFIX = "_kernel_time"

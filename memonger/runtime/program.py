@@ -1,4 +1,4 @@
-"""What a session needs of plans: where each value is bound, and one model that runs all plans of one structure.
+"""Programs, read off plans: where each value is bound, and one model that runs all plans of one structure.
 
 Plans of one model for several batches mostly differ in shapes alone, and in a few small constants (a Reshape's target).
 Such plans share one onnxruntime session, and so one copy of the weights: shapes are dropped from its model, and the
@@ -6,68 +6,43 @@ constants that differ are fed as inputs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.graph.aliasing import floating_names
+from memonger.ir.element_types import ElementType
 from memonger.ir.names import inner_names
 from memonger.ir.operators import facts
 from memonger.ir.tensors import is_large
-from memonger.ir.values import attribute_bytes, has_loop, static_shape, subgraphs
+from memonger.ir.values import attribute_bytes, dense, has_loop, static_shape, subgraphs
+from memonger.model.counts import counts_of
 from memonger.plan import Plan
-from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.cuda.replay import copies_from_host
-from memonger.runtime.weights import Message
+from memonger.runtime.prepared import Input, Kind, Program
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """All a session keeps of a plan: not the model, whose weights onnxruntime holds by then.
+def inputs_of(graph: ir.Graph) -> tuple[Input, ...]:
+    """The inputs of a graph. Those with an initializer are not required: that is their default."""
+    counts = counts_of(graph)
+    return tuple(
+        Input(
+            name=str(value.name),
+            kind=kind_of(value.type),
+            shape=static_shape(value),
+            required=value.name not in graph.initializers,
+            numpy=value.dtype.numpy() if value.dtype is not None and dense(value) else None,
+            fill=counts.get(str(value.name), 0),
+        )
+        for value in graph.inputs
+    )
 
-    Attributes:
-        inputs: The model's inputs with the shapes planned for.
-        outputs: Names of the model's outputs, each once.
-        kinds: Types of the outputs.
-        uncomputed: Outputs that no node computes: inputs and constants.
-        planned: Values bound into the arena, and where.
-        constants: Small constants fed at each run, because plans that share a session differ in them.
-        order: Names of the nodes as planned.
-        unordered: Names of nodes whose order the runtime decides.
-        has_loop: Whether a node's body may run more than once.
-        arena_bytes: Size of the arena.
-        workspace_bytes: Most workspace a step takes beside it, and what only a run can size; 0 if never measured.
-        limit: Bytes that onnxruntime may take by itself; None: as much as it asks for.
-        is_accounted: Whether arena and workspace are all that a run takes: the workspace was measured, and the runtime
-            is left no value to hold that could be large.
-        replacing: Outputs that are written over persistent inputs.
-        growing: Outputs that are persistent inputs with more behind them, and lie where those do.
-        output_shapes: The shapes of outputs, as far as they are known.
-        first_update: The first step that writes over a persistent input; the number of steps if none does.
-        copies_from_host: The first node that no CUDA graph may replay (`cuda.replay`), named; empty if there is none.
-    """
 
-    inputs: tuple[feeding.Input, ...]
-    outputs: tuple[str, ...]
-    kinds: Mapping[str, ir.TypeProtocol | None]
-    uncomputed: frozenset[str]
-    planned: tuple[ArenaTensor, ...]
-    constants: Mapping[str, np.ndarray]
-    order: tuple[str, ...]
-    unordered: frozenset[str]
-    has_loop: bool
-    arena_bytes: int
-    workspace_bytes: int
-    limit: int | None
-    is_accounted: bool
-    replacing: frozenset[str]
-    growing: frozenset[str]
-    output_shapes: Mapping[str, tuple[int, ...] | None]
-    first_update: int
-    copies_from_host: str
+def kind_of(kind: ir.TypeProtocol | None) -> Kind | None:
+    """A value's type as `Kind` has it."""
+    return ElementType(kind.dtype) if isinstance(kind, ir.TensorType) else kind
 
 
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
@@ -84,11 +59,11 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         dims = static_shape(value)
         assert dims is not None
         assert value.dtype is not None
-        planned.append(ArenaTensor(str(value.name), value.dtype, dims, offset))
+        planned.append(ArenaTensor(str(value.name), ElementType(value.dtype), dims, offset))
     return Program(
-        inputs=feeding.inputs_of(graph),
+        inputs=inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
-        kinds={str(value.name): value.type for value in graph.outputs},
+        kinds={str(value.name): kind_of(value.type) for value in graph.outputs},
         uncomputed=frozenset(str(value.name) for value in graph.outputs if value.producer() is None),
         planned=tuple(planned),
         constants=constants,
@@ -126,41 +101,34 @@ def _held_by_runtime(plan: Plan) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionGroup:
-    """Plans that run in one onnxruntime session: its model or message, and the plans' indices and programs.
-
-    ``takes_any_shape``: shapes will be many. onnxruntime would remember something of each.
-    """
-
-    model: ir.Model | Message
-    members: tuple[int, ...]
-    programs: tuple[Program, ...]
-    takes_any_shape: bool = False
-
-
-def group_plans(plans: Sequence[Plan]) -> tuple[SessionGroup, ...]:
-    """Plans of one structure and one set of weights together, in the order of their first members.
+def alike(plans: Sequence[Plan]) -> list[list[int]]:
+    """Numbers of plans of one structure and one set of weights together, in the order of their first members.
 
     A plan for ranges of sizes is by itself: its session may meet any shape.
     """
-    alike: list[list[int]] = []
+    found: list[list[int]] = []
     for index, plan in enumerate(plans):
-        same = next((members for members in alike if _same(plans[members[0]], plan)), None)
+        same = next((members for members in found if _same(plans[members[0]], plan)), None)
         if same is None:
-            alike.append([index])
+            found.append([index])
         else:
             same.append(index)
-    groups = []
-    for members in alike:
-        first, *others = [plans[index].model.graph.initializers for index in members]
-        large = set(_large(first))
-        varying = [name for name in first if name not in large and any(not _equal(first, o, name) for o in others)]
-        programs = tuple(program_of(plans[index], varying) for index in members)
-        model = plans[members[0]].model.clone()
-        expose(model, programs[0].planned, varying, len(members) > 1)
-        groups.append(SessionGroup(model, tuple(members), programs))
-    return tuple(groups)
+    return found
+
+
+def programs_alike(plans: Sequence[Plan]) -> tuple[list[str], tuple[Program, ...]]:
+    """Of plans that are alike the constants in which they differ, which are fed, and the programs."""
+    first, *others = [plan.model.graph.initializers for plan in plans]
+    large = set(_large(first))
+    varying = [name for name in first if name not in large and any(not _equal(first, o, name) for o in others)]
+    return varying, tuple(program_of(plan, varying) for plan in plans)
+
+
+def session_model(plan: Plan, program: Program, varying: Sequence[str] = (), any_shape: bool = False) -> ir.Model:
+    """A copy of a plan's model as a session runs it; see `expose`."""
+    model = plan.model.clone()
+    expose(model, program.planned, varying, any_shape)
+    return model
 
 
 def check_family(plans: Sequence[Plan]) -> None:
@@ -173,7 +141,7 @@ def check_family(plans: Sequence[Plan]) -> None:
         raise SessionError("a session needs at least one plan.")
     known, seen = None, dict[object, int]()
     for index, plan in enumerate(plans):
-        inputs = feeding.inputs_of(plan.model.graph)
+        inputs = inputs_of(plan.model.graph)
         names = [(one.name, one.kind) for one in inputs], [value.name for value in plan.model.graph.outputs]
         known = names if known is None else known
         if names != known:

@@ -14,20 +14,20 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import onnx_ir as ir
-
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.liveness import assign_storage
 from memonger.graph.ranged import at_sizes, idle_nodes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
+from memonger.ir.element_types import ElementType
 from memonger.ir.values import static_shape
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.program import Program, SessionGroup, expose, program_of
+from memonger.runtime.prepared import Input, Program, SessionGroup
+from memonger.runtime.program import expose, program_of, session_model
+from memonger.runtime.weights import Lending, message
 from memonger.shapes import open_dims
-from memonger.shapes.ranges import completed, described, in_words, own, place_of, shapes_at, terms_of
-from memonger.shapes.shaping import Shape
+from memonger.shapes.ranges import Shape, completed, described, in_words, own, place_of, shapes_at, terms_of
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.shapes.traced_sizes import TracedSizes
 from memonger.units import in_full
@@ -73,7 +73,7 @@ class _Last:
         having: list[list[int]] = [[] for _ in range(max(of_value, default=-1) + 1)]
         for value, place in enumerate(of_value[:planned]):
             having[place].append(value)
-        nothing = ArenaTensor("", ir.DataType.UNDEFINED, ())
+        nothing = ArenaTensor("", ElementType.UNDEFINED, ())
         return _Last(of_value, having, [(-1,)] * len(having), {}, False, {}, [nothing] * planned)
 
 
@@ -131,16 +131,17 @@ class RangedProgram:
         self._program = partial(Program, **{name: same[name] for name in same.keys() - _AT_SIZES})
         self._lock = threading.Lock()
 
-    def group(self, plan: Plan) -> SessionGroup:
-        """What its onnxruntime session is made of, weights included: not to be kept."""
-        model = plan.model.clone()
-        expose(model, self.base.planned, any_shape=True)
-        return SessionGroup(model, (0,), (self.base,), takes_any_shape=True)
+    def groups(self, plan: Plan, lending: Lending | None = None) -> Iterator[SessionGroup]:
+        """What its onnxruntime sessions are made of: at small sizes one may run that has no nodes of empty slices.
 
-    def group_of_few(self, plan: Plan) -> SessionGroup | None:
-        """What the session of small sizes is made of, which has no nodes of empty slices; None where all have one."""
+        Args:
+            plan: The plan.
+            lending: See `memonger.runtime.weights.message`.
+        """
+        model = session_model(plan, self.base, any_shape=True)
+        yield SessionGroup(message(model, lending), (0,), (self.base,), takes_any_shape=True)
         if self._few is None:
-            return None
+            return
         model = plan.model.clone()
         idle = {value: node for node in model.graph if node.name in self._idle for value in node.outputs}
         for node in model.graph:
@@ -151,7 +152,7 @@ class RangedProgram:
                     node.replace_input_with(index, value)
         model.graph.remove(list(dict.fromkeys(idle.values())), safe=True)
         expose(model, self._few.program.planned, any_shape=True)
-        return SessionGroup(model, (0,), (self._few.program,), takes_any_shape=True)
+        yield SessionGroup(message(model, lending), (0,), (self._few.program,), takes_any_shape=True)
 
     def _without_idle(self, plan: Plan, program: Program) -> "_Few":
         """The program of small sizes."""
@@ -334,9 +335,7 @@ class RangedProgram:
         for name, where, axis in self._places:
             shapes[where][axis] = sizes[name]
         inputs = tuple(  # those without a range are the same objects each time
-            feeding.Input(one.name, one.kind, tuple(shapes[one.name]), one.required, one.numpy)
-            if one.name in shapes
-            else one
+            Input(one.name, one.kind, tuple(shapes[one.name]), one.required, one.numpy) if one.name in shapes else one
             for one in self._inputs
         )
         made = self._program(inputs=inputs, planned=tuple(tensors), output_shapes=results)

@@ -1,37 +1,37 @@
 """Runs planned models on onnxruntime with every planned value at its address in one arena."""
 
-import reprlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from memonger.devices import CPU, GRAPHS, Device, parse_device
-from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
-from memonger.graph.verify import verify
-from memonger.ir.maps import as_maps, maps_of
-from memonger.model.kept_state import check_state, every_name
-from memonger.plan import Plan, graph_of
+from memonger.devices import GRAPHS, Device
+from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
-from memonger.runtime.arena import Arena, check_host_memory
-from memonger.runtime.backend import backend
+from memonger.runtime.arena import Arena
 from memonger.runtime.engine import Engine
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
-from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.program import check_family
-from memonger.shapes.ranges import described
+from memonger.runtime.loaded_model import LoadedModel, check_room
+from memonger.runtime.prepare_apart import prepared_for
+from memonger.runtime.prepared import Wanted
 from memonger.units import format_size, shown
 from memonger.words import option
+
+if TYPE_CHECKING:
+    from memonger.plan import Plan
 
 Threads = Literal["lock", "arena"]
 
 
 class Session:
     """A planned model, ready to run; or one model planned for several input shapes, of which each run picks its own.
+
+    Planned files are read and checked in a process of their own, so that this one doesn't keep the modules which that
+    takes. Where ``import onnx`` came before, and for plans for ranges of sizes, this process does it.
 
     Several plans share one arena, as large as the largest needs. Plans that differ in shapes only share one
     onnxruntime session as well, and so one copy of the weights. Plans with chunks, and for ranges of sizes, don't: each
@@ -78,7 +78,7 @@ class Session:
 
     def __init__(
         self,
-        plan: Plan | str | Path | Sequence[Plan | str | Path],
+        plan: "Plan | str | Path | Sequence[Plan | str | Path]",
         *,
         device: str | Device | None = None,
         threads: Threads = "lock",
@@ -96,23 +96,19 @@ class Session:
                 "intra_op_threads is the number of threads within a node."
             )
         check_graphs(cuda_graph)
-        plans = plans_of(plan, check_weights)
-        self.device = device_of(plans[0], device)
-        self._name = plans[0].name
-        batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
-        said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
-        self._batches = [*said, *(described(one.ranges) for one in plans if one.ranges)]
-        self._maps = maps_of(plans[0].model, self._name)
-        for one in plans:
-            check_stamp(one, self.device)
+        kept = dict(state) if isinstance(state, Mapping) else state
+        prepared, groups = prepared_for(
+            plan, Wanted(device, check_weights, check_order, kept, has_arenas=threads == "arena", pads=pad)
+        )
+        self.device, self._name = prepared.device, prepared.name
+        self._sizes, self._maps = prepared.sizes, prepared.maps
         if threads == "arena" and not self.device.is_host:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
-        check_room(plans, self.device)
+        check_room(prepared.room, self.device)
         self._model = LoadedModel(
-            plans, self.device, threads=intra_op_threads or plans[0].threads, check_order=check_order,
-            cuda_graph=cuda_graph, pad=pad, state=_state(plans, state, threads, pad),
-        )  # fmt: skip
-        del plans, one
+            prepared, groups, threads=intra_op_threads, check_order=check_order, cuda_graph=cuda_graph, pad=pad
+        )
+        del prepared, groups, plan
         process_memory.settle()  # what reading the plan took, and onnxruntime to make its sessions
         self._of_thread, self._contexts = threading.local(), weakref.WeakSet[ExecutionContext]()
         self._making = threading.Lock()  # held while a context is made, which `close` has to know of
@@ -121,7 +117,7 @@ class Session:
 
     def __repr__(self) -> str:
         """As ``<Session densenet121 on cpu: batch 1, arena 6.89 MiB>``."""
-        figures = ", ".join([*self._batches, f"arena {format_size(self._model.arena_bytes)}"])
+        figures = ", ".join([*self._sizes, f"arena {format_size(self._model.arena_bytes)}"])
         return shown(f"<Session {self._name} on {self.device}: {figures}>")
 
     @property
@@ -183,7 +179,7 @@ class Session:
             results = self._context().run(self._model, inputs, outputs, copy)
         if self._maps and copy:
             made = {name: keys for name, keys in self._maps.items() if name not in (outputs or {})}
-            results |= {name: as_maps(results[name], keys) for name, keys in made.items()}
+            results |= {name: feeding.as_maps(results[name], keys) for name, keys in made.items()}
         return results
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -260,38 +256,6 @@ class Session:
             return list(self._contexts)
 
 
-def plans_of(plan: Plan | str | Path | Sequence[Plan | str | Path], check_weights: bool) -> list[Plan]:
-    """The plans of a session, each verified, all of one model."""
-    given = [plan] if isinstance(plan, Plan | str | Path) else plan
-    if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
-        kinds = "a plan, the path of a planned file, or a list of them"
-        raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
-    plans = [verified(one, check_weights) for one in given]
-    check_family(plans)
-    return plans
-
-
-def _state(plans: Sequence[Plan], state: Mapping[str, str] | None, threads: Threads, pad: bool) -> Mapping[str, str]:
-    """The state that is kept; a plan made for one has no other."""
-    planned = plans[0].state
-    state = None if state is None else every_name(plans[0].model, state)
-    if state is None or dict(state) == planned:
-        state = planned
-    elif planned:
-        raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
-    else:
-        try:
-            check_state(plans[0].model, state, plans[0].ranges, plans[0].name)
-        except PlanError as error:
-            raise SessionError(str(error)) from error
-    if not state:
-        return {}
-    if len(plans) > 1 or threads == "arena" or pad or plans[0].chunks:
-        reason = "one plan without chunks, threads='lock' and no pad"
-        raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
-    return state
-
-
 def check_graphs(choice: str) -> None:
     """Check that a way to use CUDA graphs is one of `memonger.devices.GRAPHS`.
 
@@ -300,74 +264,3 @@ def check_graphs(choice: str) -> None:
     """
     if choice not in GRAPHS:
         raise SessionError(f"cuda_graph={choice!r} must be one of {', '.join(map(repr, GRAPHS))}.")
-
-
-def check_room(plans: Sequence[Plan], device: Device) -> None:
-    """Check that a device has room for what the plans need, before anything is allocated.
-
-    Raises:
-        SessionError: it says what is needed and for what, and what is free.
-    """
-    room = backend(device).room()
-    arena, workspace = max(plan.arena_bytes for plan in plans), max(plan.workspace_bytes or 0 for plan in plans)
-    if room is None:
-        check_host_memory(arena, workspace)
-        return
-    parts = {
-        "the arena": arena,
-        "workspace": workspace,
-        "parameters": max(plan.parameter_bytes for plan in plans),
-        "inputs": max(plan.input_bytes for plan in plans),
-    }
-    if sum(parts.values()) > room.free:
-        listed = ", ".join(f"{format_size(size)} for {name}" for name, size in parts.items() if size)
-        raise SessionError(
-            f"{device} has too little free memory: {format_size(sum(parts.values()))} are needed ({listed}), "
-            f"{format_size(room.free)} of {format_size(room.total)} are free. Nothing was allocated. Plan for "
-            f"less ({option('budget')}, a smaller {option('batch')}), or end what else uses the device "
-            "(nvidia-smi lists it)."
-        )
-
-
-def verified(plan: Plan | str | Path, check_weights: bool = True) -> Plan:
-    """The plan, checked; a file, and its weights if so asked, is checked as it is read."""
-    if not isinstance(plan, Plan):
-        return Plan.load(plan, check_weights=check_weights)
-    plan.verify(check_weights=False)
-    return plan
-
-
-def device_of(plan: Plan, device: str | Device | None) -> Device:
-    """Where to run a plan: the device given, or the plan's own; the CPU for portable plans."""
-    chosen = parse_device(device if device is not None else plan.device)
-    return CPU if chosen.facts.is_portable else chosen
-
-
-def check_stamp(plan: Plan, device: Device) -> None:
-    """Check that the plan was made for this runtime, provider and processor or GPU.
-
-    Raises:
-        PlanFileError: it names what differs.
-        RuntimeUnavailableError: the device isn't there.
-    """
-    ort.check_device(device)
-    stamp = plan.stamp
-    if stamp is None:  # it shares addresses as CPU kernels allow it; those of a CUDA device allow less
-        if device.provider != CPU.provider:
-            graph = graph_of(plan.model, plan.training, None, plan.workspace, plan.host, device)
-            try:
-                verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
-            except VerificationError as error:
-                raise PlanFileError(
-                    f"the portable plan can't run on {device}: {error} Plan the model for that device "
-                    f"({option('device', str(device))})."
-                ) from error
-        return
-    here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": backend(device).machine_name()}
-    for key, current in here.items():
-        planned = getattr(stamp, key)
-        if planned != current:
-            raise PlanFileError(
-                f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
-                f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
-            )

@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from memonger.devices import CPU, Device
-from memonger.graph.liveness import ALIGNMENT
-from memonger.ir.tensors import content
 from memonger.runtime.arena import Arena, ArenaTensor, one_after_another
 from memonger.runtime.backend import backend
+from memonger.units import ALIGNMENT
 
 
 class Store:
@@ -60,18 +58,6 @@ class Store:
         """Write a tensor's content: an array of its shape, or one number."""
         tensor = self.tensors[name]
         self.arena.write(tensor.offset, np.broadcast_to(np.asarray(array, tensor.dtype.numpy()), tensor.shape))
-
-    def fill_from(self, name: str, tensor: ir.TensorProtocol) -> None:
-        """Write a weight's content. From a file it is read, not mapped: mapped pages would count as this process's.
-
-        Raises:
-            PlanFileError: it can't be read.
-        """
-        if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
-            whole = np.frombuffer(b"".join(content(tensor)), tensor.dtype.numpy())
-            self.fill(name, whole.reshape(tensor.shape.numpy()))
-        else:
-            self.fill(name, tensor.numpy())
 
     def copy_in(self, name: str, source: int) -> None:
         """Copy a tensor's content from an address of the same device."""

@@ -24,8 +24,7 @@ from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Exchange, Executable, limit_of_program, load_cut
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.partition import Bucket, CutPlan
-from memonger.runtime.program import SessionGroup
+from memonger.runtime.prepared import Bucket, CutPlan, Input, SessionGroup
 from memonger.runtime.session import check_graphs
 from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
@@ -256,7 +255,7 @@ class Trainer:
         return None if self._scale is None else self._scale.factor
 
     @property
-    def inputs(self) -> tuple[feeding.Input, ...]:
+    def inputs(self) -> tuple[Input, ...]:
         """What `step` takes: the model's inputs, labels included."""
         return self._bound[0].inputs
 
@@ -414,9 +413,7 @@ class Trainer:
         limit = limit_of_program(plan.program, self.device)
 
         def make_engine(group: SessionGroup, pool: Any) -> Engine:
-            return Engine(
-                group, self.device, self._threads, check_order, plan.cuda, is_partition=True, pool=pool, limit=limit
-            )
+            return Engine(group, self.device, self._threads, check_order, plan.cuda, pool=pool, limit=limit)
 
         with ort.making_sessions():
             loaded = load_cut(plan, make_engine)

@@ -14,6 +14,7 @@ from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -22,19 +23,22 @@ from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.graph.collectives import collectives_of, expanded
 from memonger.graph.graph import needed_by
+from memonger.ir.element_types import ElementType
 from memonger.ir.operators import RANKS
+from memonger.ir.tensors import content
 from memonger.ir.training_roles import Training
 from memonger.ir.values import dense, static_shape, subgraphs
 from memonger.model import forward_model
 from memonger.plan import Plan
-from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.detached import Detached, detach
-from memonger.runtime.partition import Bucket, CutPlan, PersistentPart, partitions
-from memonger.runtime.program import Program, SessionGroup, program_of, without_defaults
-from memonger.runtime.session import check_room, check_stamp, device_of, verified
+from memonger.runtime.loaded_model import check_room
+from memonger.runtime.partition import partitions
+from memonger.runtime.prepare import check_stamp, device_of, room_of, verified
+from memonger.runtime.prepared import Bucket, CutPlan, PersistentPart, Program, SessionGroup
+from memonger.runtime.program import inputs_of, program_of, without_defaults
 from memonger.runtime.store import Store
 from memonger.runtime.weights import message
 
@@ -168,7 +172,7 @@ def read_plans(
         check_stamp(one, where)
         if check_order:
             check_as_written(one, where)
-    check_room(plans, where)
+    check_room(room_of(plans), where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))
     shares = Shares.of(first, roles[0])
@@ -220,7 +224,7 @@ def cut_step(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -
     ends_of = [[bisect_left(starts, old_step[nodes[step]]) for step in (each.begin, each.wait)] for each in collectives]
     bounds = sorted({0, program.first_update, *chain.from_iterable(ends_of), len(program.order)})
     found = [
-        (partition, SessionGroup(message(part), (0,), (partition.program,)))
+        (partition, SessionGroup(message(part), (0,), (partition.program,), is_partition=True))
         for partition, part in partitions(model, program, pairwise(bounds))
         if part is not None
     ]
@@ -269,7 +273,7 @@ def _persistent_parts(plan: Plan) -> tuple[PersistentPart, ...]:
     for part, source, byte in [*graph.kept, *((new_of[source], source, 0) for source in sorted(torn))]:
         value, new = values[graph.values[part]], new_of.get(part)
         assert value.dtype is not None
-        tensor = ArenaTensor(graph.values[part], value.dtype, static_shape(value) or (), byte)
+        tensor = ArenaTensor(graph.values[part], ElementType(value.dtype), static_shape(value) or (), byte)
         found.append(PersistentPart(tensor, graph.values[source], None if new is None else graph.values[new]))
     return tuple(found)
 
@@ -315,7 +319,7 @@ def _fitted(model: ir.Model, program: Program, stands_for: Mapping[str, str] = _
     written = {value.name for node in graph for value in node.outputs}
     return replace(
         program,
-        inputs=feeding.inputs_of(graph),
+        inputs=inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs if value.name in program.outputs)),
         planned=tuple(tensor for tensor in program.planned if tensor.name in written),
         order=order,
@@ -350,7 +354,7 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
         shape = static_shape(value)
         if shape is None or value.dtype is None or not dense(value):
             raise SessionError(f"'{name}' persists, but its size is unknown: differentiate the model again.")
-        tensors[name] = ArenaTensor(name, value.dtype, shape)
+        tensors[name] = ArenaTensor(name, ElementType(value.dtype), shape)
     return tensors
 
 
@@ -364,8 +368,21 @@ def _stores(
     for name in roles.persistent:
         start = model.graph.initializers.get(name)
         if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros
-            stores[name not in weights].fill_from(name, start.const_value)
+            _fill(stores[name not in weights], name, start.const_value)
     return stores
+
+
+def _fill(store: Store, name: str, tensor: ir.TensorProtocol) -> None:
+    """Write a weight's content. From a file it is read, not mapped: mapped pages would count as this process's.
+
+    Raises:
+        PlanFileError: it can't be read.
+    """
+    if isinstance(tensor, ir.ExternalTensor) and tensor.dtype.bitwidth >= 8:
+        whole = np.frombuffer(b"".join(content(tensor)), tensor.dtype.numpy())
+        store.fill(name, whole.reshape(tensor.shape.numpy()))
+    else:
+        store.fill(name, tensor.numpy())
 
 
 def _default(model: ir.Model, roles: Training, role: str) -> float | None:

@@ -1,37 +1,31 @@
-"""How a model's weights reach onnxruntime without being serialized: that would copy them twice, at a crawl."""
+"""Models as messages for onnxruntime, whose weights aren't serialized: that would copy them twice, at a crawl."""
 
 import copy
 import hashlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from memonger.devices import Device
 from memonger.errors import SessionError
 from memonger.ir.checks import root_cause
+from memonger.ir.element_types import ElementType
+from memonger.ir.fields import varint
 from memonger.ir.packed import tell
 from memonger.ir.tensors import FILES, external_tensors, is_large, sizes_of_parts
 from memonger.ir.values import tensor_shape
-from memonger.ir.wire import varint
-from memonger.runtime.onnxruntime import onnxruntime
+from memonger.runtime import ort
+from memonger.runtime.prepared import Held, Message
 
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
 
 # Wire format of protobuf: the key of a length-delimited field is (field number << 3) | 2.
 _GRAPH, _INITIALIZER, _RAW_DATA = bytes([7 << 3 | 2]), bytes([5 << 3 | 2]), bytes([9 << 3 | 2])
-
-
-class Held:
-    """A weight in memory of its own, and the runtime's tensor over it."""
-
-    def __init__(self, tensor: ir.TensorProtocol) -> None:
-        make = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-        self.value = make(np.require(tensor.numpy(), requirements="C"), int(tensor.dtype))
 
 
 class Lending:
@@ -49,7 +43,7 @@ class Lending:
 
     def held(self, tensor: ir.TensorProtocol) -> Held:
         """The weight where the session is to read it."""
-        return Held(tensor)
+        return Held(tensor.numpy(), ElementType(tensor.dtype))
 
 
 LEND_ALL = Lending()
@@ -78,7 +72,7 @@ class SharedWeights(Lending):
         key = (tensor.dtype, tensor_shape(tensor).numpy(), hashlib.sha256(tensor.tobytes()).digest())
         found = self._held.get(key)
         if found is None:
-            found = Held(ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype))
+            found = Held(np.array(tensor.numpy()), ElementType(tensor.dtype))
             self._held[key] = found
         return found
 
@@ -91,24 +85,6 @@ def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
     inside = sizes_of_parts(model.graph)
     in_bytes = {v: one for v, one in large.items() if one.dtype != ir.DataType.STRING and one.dtype.bitwidth >= 8}
     return {v: tensor for v, tensor in in_bytes.items() if v not in inside}
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A model as bytes, for the runtime.
-
-    Attributes:
-        data: The ``ModelProto``.
-        folder: Where external data lies that it refers to; None if it refers to none.
-        lent: Weights that a session is given beside it, by name. It doesn't hold on to them: whoever makes it has to,
-            for as long as it lives.
-        is_shared: See `Lending`.
-    """
-
-    data: bytes
-    folder: str | None
-    lent: Mapping[str, Held]
-    is_shared: bool = False
 
 
 def message(model: ir.Model, lending: Lending | None = None) -> Message:
@@ -152,6 +128,16 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         lent = list(inside)
     weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
     return Message(data, folder, weights, is_shared)
+
+
+def session_of(
+    model: ir.Model, device: Device, options: ort.SessionSettings, lending: Lending | None = None, *, pool: Any = None
+) -> Any:
+    """An ``onnxruntime.InferenceSession`` of a model in memory; see `message` and `memonger.runtime.ort.make_session`.
+
+    `LEND_ALL` is right for a session that is soon gone: it is spared the message.
+    """
+    return ort.make_session(message(model, lending), device, options, pool=pool)
 
 
 def _serialized(model: ir.Model, constants: Sequence[ir.Value]) -> bytes:

@@ -30,6 +30,13 @@ _QUICK = EFFORT // 20
 _WORTH = 256 * KiB
 """Bytes above its lower bound from which the smallest of them gets all the effort, which is some five seconds."""
 
+IN_SLICES = 200_000
+"""Effort for layouts of a model in slices that are compared: its many small buffers lie well after the allocators, and
+a search takes long."""
+
+_PAGE = 4 * KiB
+"""Bytes of memory that a process gets at once: fewer above a lower bound are worth no more effort."""
+
 Item = TypeVar("Item")
 
 _MANY = 50_000
@@ -46,6 +53,7 @@ class Solution:
         offsets: Byte offset of each planned value of the scheduled graph.
         arena_bytes: Size of the arena.
         outcome: What the strategy returned.
+        gap: Bytes by which more effort might make the arena smaller, where that is worth it.
     """
 
     schedule: tuple[int, ...]
@@ -53,6 +61,7 @@ class Solution:
     offsets: dict[int, int]
     arena_bytes: int
     outcome: Outcome
+    gap: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -97,7 +106,7 @@ def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) ->
         request: The graph, the budget and the other settings.
         strategy: One of `STRATEGIES`.
         order: One of `ORDERS`, or ``best``.
-        effort: Of layouts where nothing is recomputed; see `memonger.allocation.allocate`.
+        effort: Of layouts that are compared; see `memonger.allocation.allocate`.
 
     Raises:
         BudgetError: nothing was found whose arena, workspace, parameters and inputs fit the budget together. Planning
@@ -108,7 +117,7 @@ def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) ->
     if strategy == "none":
         return _without(request, names, effort)
     if request.budget is not None:
-        return Budgets(request, strategy, names).cheapest(request.budget)
+        return Budgets(request, strategy, names, effort=effort).cheapest(request.budget)
     _, own_order, outcome = _unbudgeted(request, strategy, names)
     return lay_out(request, own_order, outcome)
 
@@ -177,15 +186,22 @@ class Budgets:
         strategy: A strategy that takes a budget.
         names: Orders to try.
         known: See `memonger.schedule.budget.BudgetSearch`.
+        effort: Of layouts that are compared; see `memonger.allocation.allocate`. What is returned, and where only that
+            decides whether a budget holds, gets all of it.
 
     Attributes:
         laid_out: All that was laid out, by schedules of the ordered graph.
     """
 
     def __init__(
-        self, request: Request, strategy: str, names: Sequence[str], known: KnownSchedules | None = None
+        self,
+        request: Request,
+        strategy: str,
+        names: Sequence[str],
+        known: KnownSchedules | None = None,
+        effort: int = EFFORT,
     ) -> None:
-        self.request, self.strategy, self.names, self._known = request, strategy, names, known
+        self.request, self.strategy, self.names, self._known, self._effort = request, strategy, names, known, effort
         self.laid_out: dict[tuple[int, ...], Solution] = {}
         self._found: dict[int, Solution | None] = {}
 
@@ -194,7 +210,7 @@ class Budgets:
         """With nothing recomputed but what is marked so."""
         if self.request.recomputes_marked:
             return self._lay_out(Outcome(tuple(range(len(self._ordered[1])))))
-        return _without(self.request, self.names)
+        return _without(self.request, self.names, self._effort)
 
     @cached_property
     def lower_bound(self) -> int:
@@ -232,7 +248,8 @@ class Budgets:
             refused = max((each for each, solution in self._found.items() if solution is None), default=-1)
             if all(self.request.graph.forward):  # then the bound is tight
                 refused = max(refused, self.lower_bound - 1)
-            self._found[budget] = None if budget <= refused else self.search(budget, time_limit, prefix)
+            found = None if budget <= refused else self.search(budget, time_limit, prefix)
+            self._found[budget] = None if found is None else self._best_laid_out(found)
         return self._found[budget]
 
     def search(
@@ -256,6 +273,8 @@ class Budgets:
 
         def allocate(outcome: Outcome) -> Allocated[Solution]:
             solution = self._lay_out(outcome)
+            if self.total(solution) > budget >= self.total(solution) - solution.gap:
+                solution = self._best_laid_out(solution)
             fitting.extend([solution] if self.total(solution) <= budget else [])
             return Allocated(self.total(solution), solution.cost, solution)
 
@@ -271,7 +290,7 @@ class Budgets:
     @cached_property
     def usual(self) -> Solution:
         """What is planned where nobody gives a budget: a sweep's choice, or without a backward pass all is kept."""
-        return self.plain if all(self.request.graph.forward) else lay_out(self.request, *self._swept[1:])
+        return self.plain if all(self.request.graph.forward) else lay_out(self.request, *self._swept[1:], self._effort)
 
     @cached_property
     def _swept(self) -> tuple[Request, tuple[int, ...], Outcome]:
@@ -285,7 +304,8 @@ class Budgets:
         _, (outcome, *_) = self._search.within(
             0, time_limit=self.request.time_limit, report=self._reporting("the smallest budget, ")
         )
-        return min(self.plain, self._lay_out(outcome), key=lambda each: (each.total_bytes, each.cost))
+        found = self._best_laid_out(self._lay_out(outcome))
+        return min(self.plain, found, key=lambda each: (each.total_bytes, each.cost))
 
     def _reporting(self, prefix: str) -> ReportProgress | None:
         report = self.request.progress
@@ -293,8 +313,17 @@ class Budgets:
 
     def _lay_out(self, outcome: Outcome) -> Solution:
         if outcome.schedule not in self.laid_out:
-            self.laid_out[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome)
+            self.laid_out[outcome.schedule] = lay_out(self.request, self._ordered[1], outcome, self._effort)
         return dataclasses.replace(self.laid_out[outcome.schedule], outcome=outcome)
+
+    def _best_laid_out(self, solution: Solution) -> Solution:
+        """The same schedule with the best layout that is found with all effort."""
+        if not solution.gap:
+            return solution
+        best = lay_out(self.request, self._ordered[1], solution.outcome)
+        best = best if best.arena_bytes < solution.arena_bytes else dataclasses.replace(solution, gap=0)
+        self.laid_out[solution.outcome.schedule] = best
+        return best
 
     @cached_property
     def _ordered(self) -> tuple[Request, tuple[int, ...]]:
@@ -327,9 +356,9 @@ def _without(request: Request, names: Iterable[str], effort: int = EFFORT) -> So
     return _smallest(request, [(schedule, Outcome(schedule)) for schedule in schedules], effort)
 
 
-def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome) -> Solution:
+def lay_out(request: Request, order: tuple[int, ...], outcome: Outcome, effort: int = EFFORT) -> Solution:
     """The solution for a schedule of the ordered graph."""
-    return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)])
+    return _smallest(request, [(tuple(order[node] for node in outcome.schedule), outcome)], effort)
 
 
 def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outcome]], effort: int = EFFORT) -> Solution:
@@ -349,9 +378,12 @@ def _smallest(request: Request, scheduled: Iterable[tuple[tuple[int, ...], Outco
             best = layout, bound, storage, solution
     assert best is not None
     layout, bound, storage, solution = best
+    least = min(bound for bound, _, _ in candidates)
     if layout.size - bound >= _WORTH and effort > _QUICK:
         layout = min(layout, allocate(storage.buffers, effort=effort), key=lambda each: each.size)
-    return dataclasses.replace(solution, offsets=_offsets(storage, layout), arena_bytes=layout.size)
+    offsets, gap = _offsets(storage, layout), layout.size - least
+    gap = gap if effort < EFFORT and gap >= _PAGE else 0
+    return dataclasses.replace(solution, offsets=offsets, arena_bytes=layout.size, gap=gap)
 
 
 def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tuple[int, ...]]:

@@ -15,22 +15,36 @@ from memonger.ir.model import Model
 from memonger.model.load import Source
 from memonger.options import Options
 from memonger.plan import Plan
-from memonger.serving import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_python
-from memonger.serving.package import FLEETS, WAIT, ArenaSharing, Estimate, Package, check_runs, name_of, pack
+from memonger.serving import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_config, triton_python
+from memonger.serving.package import FLEETS, WAIT, ArenaSharing, Estimate, Naming, Package, check_runs, name_of, pack
 from memonger.serving.sources import Plans, files_of, several_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, shown, whole
 from memonger.words import did_you_mean, option
 
 Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
 
-TARGETS: Mapping[str, Write] = {
-    "onnxruntime": onnxruntime.write,
-    "triton": triton.write,
-    "triton-python": triton_python.write,
-    "kserve": kserve.write,
-    "ray": ray.write,
-    "bentoml": bentoml.write,
-    "openvino": openvino.write,
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A serving stack.
+
+    Attributes:
+        write: Writes its files into an empty folder; gives what serving takes, and notes.
+        naming: Which names of models it takes; None: any.
+    """
+
+    write: Write
+    naming: Naming | None = None
+
+
+TARGETS: Mapping[str, Target] = {
+    "onnxruntime": Target(onnxruntime.write),
+    "triton": Target(triton.write, triton_config.NAMING),
+    "triton-python": Target(triton_python.write, triton_config.NAMING),
+    "kserve": Target(kserve.write, kserve.NAMING),
+    "ray": Target(ray.write),
+    "bentoml": Target(bentoml.write, bentoml.NAMING),
+    "openvino": Target(openvino.write),
 }
 
 
@@ -99,20 +113,17 @@ def export(
         PlanFileError: a planned file can't be read, or lies in the folder; the folder exists or can't be written.
         VerificationError: a plan is wrong.
     """
-    write = TARGETS.get(target)
-    if write is None:
+    if target not in TARGETS:
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.{did_you_mean(str(target), TARGETS)}")
     sharing = _sharing(target, arenas, limit, wait)
-    models, whole, notes, own = _models(plans, target, batches, options)
+    name, models, notes, own = _models(plans, target, name, batches, options)
     if force:
         check_outside(files_of(models), Path(output))
-    if name is not None and len(models) == 1 and whole is None:
-        models = {name: next(iter(models.values()))}
-    package = pack(models, name or whole or next(iter(models)), instances, sharing, ranges=target in FLEETS)
+    package = pack(models, name, instances, sharing, ranges=target in FLEETS)
     if target in FLEETS:
         check_runs(package)
     with new_folder(Path(output), force) as folder:
-        estimate, written = write(package, folder)
+        estimate, written = TARGETS[target].write(package, folder)
     if own is not None:
         notes = (*notes, _beside_own(target, estimate, own))
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))
@@ -121,25 +132,32 @@ def export(
 
 
 def _models(
-    given: Any, target: str, batches: Sequence[int], options: Options | None
-) -> tuple[dict[str, Plans], str | None, tuple[str, ...], Plan | None]:
-    """What is served: plans by name, the name of the whole if it has one of its own, and notes on what was planned.
+    given: Any, target: str, name: str | None, batches: Sequence[int], options: Options | None
+) -> tuple[str, dict[str, Plans], tuple[str, ...], Plan | None]:
+    """What is served: the name of the whole, plans by the models' names, and notes on what was planned.
 
     The last is the plan that memonger's own sessions would run in chunks, where the target can't.
 
     Raises:
-        PlanError: models without a plan beside others; options of planning for what has a plan.
+        PlanError: a name that the target doesn't take; models without a plan beside others; options of planning for
+            what has a plan.
     """
     sources: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     several = several_of(sources[0]) if len(sources) == 1 else None
     without = [] if several is not None else [source for source in sources if not form.has_plan(source)]
     if not without and (batches or options is not None):
         raise PlanError("what is exported has a plan already: batches and options are for a model without one.")
+    if name is None and several is not None:
+        name = "models" if isinstance(given, Mapping) else Path(sources[0]).resolve().name
+    elif name is None:
+        name = name_of(sources[0]) if sources else "model"
+    naming = TARGETS[target].naming
+    if naming is not None:
+        naming.check(name)
     if several is not None:
-        return several, "models" if isinstance(given, Mapping) else Path(sources[0]).resolve().name, (), None
-    name = name_of(sources[0]) if sources else "model"
+        return name, several, (), None
     if not without:
-        return {name: sources}, None, (), None
+        return name, {name: sources}, (), None
     if len(sources) > 1:
         where = f"{without[0]} has" if isinstance(without[0], str | Path) else "one of the models has"
         raise PlanError(
@@ -149,7 +167,7 @@ def _models(
     plans = form.plans_for(target, without[0], batches, options or Options())
     notes = (*form.notes_for(target, plans), *(note for plan in plans for note in plan.notes))
     own = form.own_plan(target, without[0], plans, options or Options())
-    return {name: list(plans)}, None, notes, own
+    return name, {name: list(plans)}, notes, own
 
 
 def _beside_own(target: str, estimate: Estimate, own: Plan) -> str:
@@ -181,4 +199,4 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
     return ArenaSharing(arenas, room, WAIT if wait is None else wait)
 
 
-__all__ = ["TARGETS", "Estimate", "Exported", "Package", "Write", "export"]
+__all__ = ["TARGETS", "Estimate", "Exported", "Package", "Target", "Write", "export"]

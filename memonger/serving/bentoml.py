@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from memonger.serving import folder as files
-from memonger.serving.package import Estimate, Package, binding_notes, check_name
+from memonger.serving.package import Estimate, Naming, Package, binding_notes
 
 TEXT = """
 A BentoML service: `bentoml serve service:PlannedService` in this folder, or `bentoml build`. Requests are JSON in the
@@ -31,14 +31,14 @@ python:
 """
 
 
-def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
-    """Write the service.
+NAMING = Naming(
+    r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?",
+    "BentoML takes lower-case letters, digits and ._- that begin and end with a letter or digit, 63 at most",
+)
 
-    Raises:
-        PlanError: a name that BentoML refuses.
-    """
-    words = "BentoML takes lower-case letters, digits and ._- that begin and end with a letter or digit, 63 at most"
-    check_name(package.name, r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", words)
+
+def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
+    """Write the service."""
     estimate = package.as_planned()
     settings = files.add_models(package, folder)
     files.add_file(folder, "bentoml_service.py", "service.py")

@@ -34,6 +34,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
+from memonger.ir.element_types import ElementType
 from memonger.ir.values import required_inputs, static_shape
 from memonger.plan import Plan
 from memonger.plan_file import graph_digest, weight_digests
@@ -42,7 +43,7 @@ from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.session import check_stamp, device_of, plans_of
+from memonger.runtime.prepare import check_stamp, device_of, plans_of, prepare
 from memonger.runtime.weights import SharedWeights
 from memonger.serving.figures import Figure, WaitingTimes, text_of
 from memonger.serving.fleet_memory import FleetMemory, Need, memory_of, need_of
@@ -608,9 +609,10 @@ class Fleet:
                         f"the file of '{name}' was changed since it was added: remove it, and add it again."
                     )
             ort.shrink_host_memory()  # or the workspace that was large enough so far would stay beside a larger one
+            checks = self._check_order and not member.checked
             return LoadedModel(
-                plans, CPU, threads=self._threads or plans[0].threads, pad=member.pad, lending=self._weights,
-                at_once=self._count, check_order=self._check_order and not member.checked,
+                *prepare(plans, CPU, check_order=checks, lending=self._weights),
+                threads=self._threads, pad=member.pad, at_once=self._count, check_order=checks,
                 limit=None if self._limit is None else member.need.own,
             )  # fmt: skip
 
@@ -666,7 +668,7 @@ def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
 
 def _tensor(value: ir.Value) -> ArenaTensor | None:
     shape = static_shape(value)
-    return ArenaTensor(str(value.name), value.dtype, shape) if shape is not None and value.dtype is not None else None
+    return ArenaTensor(str(value.name), ElementType(value.dtype), shape) if shape is not None and value.dtype else None
 
 
 def _is_checked(member: _Member) -> bool:

@@ -44,7 +44,7 @@ class Need:
 
 def need_of(plans: Sequence[Plan]) -> Need:
     """What plans of one model need: weights of those that differ in shapes alone once, the largest of all else."""
-    groups = [group.members[0] for group in program.group_plans(plans)] if len(plans) > 1 else [0]
+    groups = [members[0] for members in program.alike(plans)] if len(plans) > 1 else [0]
     return Need(
         weights=sum(plans[index].parameter_bytes for index in groups),
         session=max(plan.session_bytes or 0 for plan in plans),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from memonger.serving import folder as files
-from memonger.serving.package import PROCESS_BYTES, Estimate, Package, binding_notes, check_name
+from memonger.serving.package import PROCESS_BYTES, Estimate, Naming, Package, binding_notes
 from memonger.units import MiB, in_full
 
 TEXT = """
@@ -51,14 +51,13 @@ ENTRYPOINT ["python", "server.py"]
 """
 
 
-def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
-    """Write the service, the program in its container, and a file to build that.
+NAMING = Naming(
+    r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "Kubernetes takes lower-case letters, digits and -, a letter first, 40 at most"
+)
 
-    Raises:
-        PlanError: a name Kubernetes refuses.
-    """
-    words = "Kubernetes takes lower-case letters, digits and -, a letter first, 40 at most"
-    check_name(package.name, r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", words)
+
+def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
+    """Write the service, the program in its container, and a file to build that."""
     estimate = package.as_planned()
     settings = files.add_models(package, folder)
     files.add_file(folder, "kserve_server.py", "server.py")

@@ -14,7 +14,7 @@ from memonger.lowering import calibrate
 from memonger.plan import Plan
 from memonger.runtime import onnxruntime, program
 from memonger.runtime.as_written import check_as_written
-from memonger.runtime.session import device_of
+from memonger.runtime.prepare import device_of
 from memonger.serving.fleet_memory import memory_of, need_of
 from memonger.serving.order import stock_bytes
 from memonger.shapes.ranges import DimRange, described
@@ -366,14 +366,26 @@ def name_of(plan: object) -> str:
     return Path(plan).name.removesuffix(".onnx").removesuffix(".planned") or "model"
 
 
-def check_name(name: str, pattern: str, words: str) -> None:
-    """The model's name is one the server takes.
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """Which names of models a server takes.
 
-    Raises:
-        PlanError: it isn't.
+    Attributes:
+        pattern: A regular expression of the whole name.
+        words: The same in words.
     """
-    if not re.fullmatch(pattern, name):
-        raise PlanError(f"{name!r} can't be the model's name: {words}. Give another ({option('name')}).")
+
+    pattern: str
+    words: str
+
+    def check(self, name: str) -> None:
+        """Check a name.
+
+        Raises:
+            PlanError: the server doesn't take it.
+        """
+        if not re.fullmatch(self.pattern, name):
+            raise PlanError(f"{name!r} can't be the model's name: {self.words}. Give another ({option('name')}).")
 
 
 def check_standard(plan: Plan, target: str, *, own: bool) -> None:

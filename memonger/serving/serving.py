@@ -17,9 +17,11 @@ from memonger.errors import BusyError, MemongerError, SessionError
 from memonger.ir.values import required_inputs
 from memonger.plan import Plan
 from memonger.runtime.engine import EngineRefusedError
-from memonger.runtime.feeds import inputs_of, random_feeds
+from memonger.runtime.feeds import random_feeds
 from memonger.runtime.padding import NoBatchError
-from memonger.runtime.session import Session, device_of
+from memonger.runtime.prepare import device_of
+from memonger.runtime.program import inputs_of
+from memonger.runtime.session import Session
 from memonger.serving import package
 from memonger.serving.figures import Figure
 from memonger.serving.fleet import Fleet, FleetModel

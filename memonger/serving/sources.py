@@ -7,11 +7,13 @@ from typing import Any
 from memonger.errors import PlanError, PlanFileError, system_checked
 from memonger.plan import Plan
 from memonger.serving.form import has_plan
-from memonger.serving.package import check_name
+from memonger.serving.package import Naming
 from memonger.words import either
 
 Plans = list[Plan | str | Path]
 SUFFIX = ".onnx"
+
+_NAMING = Naming(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "it is part of a URL, so letters, digits and ._-, 100 at most")
 
 
 def several_of(given: Any) -> dict[str, Plans] | None:
@@ -28,9 +30,7 @@ def several_of(given: Any) -> dict[str, Plans] | None:
     else:
         return None
     for name, plans in models.items():
-        check_name(
-            name, r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "it is part of a URL, so letters, digits and ._-, 100 at most"
-        )
+        _NAMING.check(name)
         for plan in plans:
             if not has_plan(plan):
                 file = plan if isinstance(plan, str | Path) else f"'{name}'"

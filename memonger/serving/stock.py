@@ -10,7 +10,8 @@ from memonger.graph import schedule
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.runtime import feeds, onnxruntime, ort
-from memonger.runtime.weights import LEND_ALL
+from memonger.runtime.program import inputs_of, kind_of
+from memonger.runtime.weights import LEND_ALL, session_of
 
 TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block them differently
 
@@ -34,7 +35,7 @@ def open_batch(model: ir.Model, batch: int) -> bool:
     """
     if not onnxruntime.is_available():
         return False
-    given = feeds.random_feeds(feeds.inputs_of(model.graph))
+    given = feeds.random_feeds(inputs_of(model.graph))
     whole = _run(model, given)
     opened = model.clone()
     _open(opened)
@@ -60,9 +61,9 @@ def _open(model: ir.Model) -> None:
 
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
-    session = ort.make_session(model, CPU, ort.SessionSettings(lending=LEND_ALL, entries=ort.RUN_ONCE))
+    session = session_of(model, CPU, ort.SessionSettings(entries=ort.RUN_ONCE), LEND_ALL)
     binding = session.io_binding()
-    kinds = {str(value.name): value.type for value in model.graph.inputs}
+    kinds = {str(value.name): kind_of(value.type) for value in model.graph.inputs}
     for name, feed in given.items():
         binding.bind_ortvalue_input(name, feeds.to_ortvalue(feed, kinds[name]))
     for value in session.get_outputs():

@@ -12,7 +12,7 @@ from memonger.serving import folder as files
 from memonger.serving import order, stock
 from memonger.serving.package import Estimate, Package, check_standard, stock_notes
 from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import check_model_name, config
+from memonger.serving.triton_config import config
 from memonger.units import MiB
 
 MODEL = "model.onnx"
@@ -45,9 +45,8 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     """Write the repository.
 
     Raises:
-        PlanError: a name, type or shape Triton refuses; an operator that is bound to the processor.
+        PlanError: a type or shape Triton refuses; an operator that is bound to the processor.
     """
-    check_model_name(package.name)
     served = package.only("triton")
     plan = served.largest
     check_standard(plan, "Triton", own=True)

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.serving.package import Package, ServedModel, TensorSpec, check_name, inputs_of, outputs_of
+from memonger.serving.package import Naming, Package, ServedModel, TensorSpec, inputs_of, outputs_of
 from memonger.serving.pbtxt import Name
 
 TYPES = {
@@ -21,18 +21,12 @@ TYPES = {
     ir.DataType.UINT32: "TYPE_UINT32", ir.DataType.UINT64: "TYPE_UINT64",
 }  # fmt: skip
 
+NAMING = Naming(
+    r"(?!\.)(?!.*\.\.)[A-Za-z0-9._~-]{1,200}",
+    "for Triton it is a folder and part of a URL, so letters, digits and ._~- without '..' or a dot in front",
+)
+
 QUEUE_DELAY = 1000  # microseconds a request waits for others to fill a preferred batch
-
-
-def check_model_name(name: str) -> None:
-    """Triton takes the name, as that of a folder and in a URL.
-
-    Raises:
-        PlanError: it doesn't.
-    """
-    pattern = r"(?!\.)(?!.*\.\.)[A-Za-z0-9._~-]{1,200}"
-    words = "for Triton it is a folder and part of a URL, so letters, digits and ._~- without '..' or a dot in front"
-    check_name(name, pattern, words)
 
 
 def config(
@@ -64,7 +58,7 @@ def plain_config(name: str, inputs: Sequence[TensorSpec], outputs: Sequence[Tens
     Raises:
         PlanError: a name, type or shape that Triton refuses.
     """
-    check_model_name(name)
+    NAMING.check(name)
     ports = {kind: [_port(one, kind, False) for one in own] for kind, own in (("input", inputs), ("output", outputs))}
     return {"name": name, "max_batch_size": 0, **ports, **_backend("onnxruntime", file, 1)}
 

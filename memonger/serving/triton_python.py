@@ -7,7 +7,7 @@ from memonger.files import add_json
 from memonger.serving import folder as files
 from memonger.serving.package import Estimate, Package, binding_notes
 from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import check_model_name, ensemble_config, python_config
+from memonger.serving.triton_config import NAMING, ensemble_config, python_config
 from memonger.words import option
 
 TEXT = """
@@ -61,8 +61,8 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
 
 def _check(package: Package) -> None:
     """Triton takes the names, which are those of folders, and runs one batch at a time."""
-    for name in dict.fromkeys((package.name, *(model.name for model in package.models))):
-        check_model_name(name)
+    for model in package.models:
+        NAMING.check(model.name)
     if len(package.models) > 1 and package.name in {model.name for model in package.models}:
         raise PlanError(
             f"'{package.name}' is the name of all models together, and of one of them: Triton needs another "

@@ -13,6 +13,8 @@ from typing import Annotated
 from memonger.ir.decoding import AtLeast
 from memonger.units import MOST_BATCH
 
+Shape = tuple[int, ...]
+
 Sizes = Mapping[str, int]
 """Of each dimension with a range, by its name."""
 
@@ -157,3 +159,52 @@ def shapes_at(
 def in_words(sizes: Sizes) -> str:
     """As ``batch 3, seq 17``."""
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def places(state: Mapping[str, str], ranges: Mapping[str, DimRange]) -> dict[str, dict[int, str]]:
+    """For each input of a state its axes that are dimensions with a range, and which."""
+    found: dict[str, dict[int, str]] = {old: {} for old in state}
+    for name, one in ranges.items():
+        for where, axis in map(place_of, one.places):
+            if where in found and one.equals:
+                raise ValueError(f"dimension {axis} of '{where}', a state, is a sum ({one}): it needs a range.")
+            if where in found:
+                found[where][axis] = name
+    return found
+
+
+def next_sizes(
+    inputs: Mapping[str, Shape | None],
+    outputs: Mapping[str, Shape | None],
+    state: Mapping[str, str],
+    axes: Mapping[str, Mapping[int, str]],
+) -> dict[str, int]:
+    """The sizes that a state's dimensions with a range have after a run.
+
+    Args:
+        inputs: The shapes of its inputs in this run.
+        outputs: The shapes of its outputs in this run.
+        state: Input → output.
+        axes: See `places`.
+
+    Raises:
+        ValueError: an output differs from its input in another dimension; two disagree. The message has no subject.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for old, new in state.items():
+        before, after, open_axes = inputs[old], outputs[new], axes[old]
+        if before is None or after is None:
+            raise ValueError(f"the size of '{old if before is None else new}', a state, isn't known.")
+        fits = len(before) == len(after) and all(
+            axis in open_axes or size == before[axis] for axis, size in enumerate(after)
+        )
+        if not fits:
+            raise ValueError(
+                f"output '{new}' is {list(after)} and can't be input '{old}' of the next run, which is {list(before)}: "
+                "only dimensions with a range may change."
+            )
+        for axis, name in open_axes.items():
+            size, other = sizes.setdefault(name, (after[axis], new))
+            if size != after[axis]:
+                raise ValueError(f"'{name}' is {size} in output '{other}' and {after[axis]} in '{new}', both states.")
+    return {name: size for name, (size, _) in sizes.items()}

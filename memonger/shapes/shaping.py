@@ -20,8 +20,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.ir.operators import F, operator_name, rule_of_operators
-
-Shape = tuple[int, ...]
+from memonger.shapes.ranges import Shape as Shape
 
 Compute = Callable[[Sequence[Any], Sequence[Any]], Sequence[Shape | None]]
 

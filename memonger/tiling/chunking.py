@@ -50,6 +50,7 @@ from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import (
     MOST_NODES,
+    UNSURE,
     WORTH,
     Candidate,
     Candidates,
@@ -60,7 +61,7 @@ from memonger.tiling.rewritten import (
     working_set_bytes,
 )
 from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_search import RowTiles, asked_for, row_candidates
+from memonger.tiling.row_search import RowSearch, RowTiles, asked_for
 from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
 from memonger.units import MiB
@@ -277,6 +278,7 @@ class ChunkSearch:
         self._known: dict[Any, list[Candidates]] = {}
         self._axes: dict[frozenset[str], list[AxisGraph]] = {}
         self._priced: dict[Any, Candidate] = {}
+        self._rows: dict[Candidate | None, RowSearch] = {}
 
     def within(self, room: float) -> InSlices | None:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
@@ -347,8 +349,9 @@ class ChunkSearch:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
             batch = [axis for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
-            jobs = [job for axis in batch for job in self._of_elements(axis, in_slices(axis, axis.axes.size))]
-            return [asked_for([*jobs, self.job], asked[1], self._refused_rows)]
+            elements = filter(None, (self._elements(axis, in_slices(axis, axis.axes.size)) for axis in batch))
+            jobs = [*(self.job.again(one.written) for one in elements), self.job]
+            return [asked_for(jobs, asked[1], self._refused_rows)]
         if asked is not None:
             axis = _along(self.job, asked[0], self._cut_along(_axis_asked_for(self.job, asked[0])))
             return [[self._candidate(self.job, axis, in_slices(axis, asked[1]))]]
@@ -366,15 +369,17 @@ class ChunkSearch:
         if len(axes) == 2 and all(axis.ranges for axis in axes):
             found += self._rows_of_elements(*axes)
         batches = [(axis, bands[0]) for axis, bands in zip(axes, along, strict=True) if axis.number == 0 and bands]
-        jobs = [self.job, *(job for batch in batches for job in self._of_elements(*batch))]
-        return found + [row_candidates(job, self._refused_rows, 0, self._most, self.most_copies) for job in jobs]
+        ways = [None, *filter(None, (self._elements(*batch) for batch in batches))]
+        for way in ways:
+            self._rows[way] = self._rows.get(way) or RowSearch(self.job if way is None else self.job.again(way.written))
+        return found + [self._rows[w].candidates(self._refused_rows, self._most, self.most_copies) for w in ways]
 
     def _candidate(self, job: ToSlice, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
         """The same for the same bands, so that it is written once."""
         stages = tuple(band.stages for band in bands)
         key = frozenset(self._refused), axis.number, job.outer is not None, stages
         if key not in self._priced:
-            priced = _alive_whole(axis, bands), _at_least(job, axis, bands), _estimated(job, axis, bands)
+            priced = *_at_least(job, axis, bands), _estimated(job, axis, bands)
             self._priced[key] = Candidate(*priced, lambda: _tried(job, axis, bands).within(job.outer))
         return self._priced[key]
 
@@ -420,11 +425,11 @@ class ChunkSearch:
         unit = found.most // candidate.axis.axes.size
         return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
-    def _of_elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> list[ToSlice]:
-        """The model in chunks of the batch whose images are to run in rows; none where nothing reads images."""
+    def _elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> Candidate | None:
+        """The model in chunks of the batch whose images are to run in rows; None where nothing reads images."""
         cuts_rows = any(isinstance(rule, RowRule) for rule in row_rules(self.job.lowered.model))
         candidate = self._candidate(self.job, batch, bands)
-        return [self.job.again(candidate.written)] if cuts_rows and candidate.seconds <= self._most else []
+        return candidate if cuts_rows and candidate.seconds <= self._most else None
 
     def _rows_of_elements(self, batch: "AxisGraph", rows: "AxisGraph") -> list[Candidates]:
         """Each element of the batch by itself, and of that the rows in chunks."""
@@ -522,20 +527,26 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
 
 
 def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
-    """The cheapest candidate that fits, or else the smallest."""
+    """The cheapest candidate that fits, or else the smallest.
+
+    Those that by estimate don't fit aren't written, and if none fits those that aren't smaller than the smallest.
+    """
     written: list[InSlices] = []
     for along in candidates:
-        for index, candidate in reversed(list(enumerate(along))):
-            if index and candidate.bound > room:
-                continue
-            written.append(candidate.written)
-            if written[-1].total <= room:
-                break
+        for candidate in reversed(along):
+            if candidate.needed <= UNSURE * room:
+                written.append(candidate.written)
+                if written[-1].total <= room:
+                    break
     fitting = [one for one in written if one.total <= room]
-    if not fitting:  # the finest has most copies, whose rows at the border may take more than slices save
-        written += [one.written for along in candidates for one in along[1:FINEST] if one.bound > room]
-        return min(written, key=lambda one: (one.total, one.extra), default=None)
-    return min(fitting, key=lambda one: (one.extra, one.total))
+    if fitting:
+        return min(fitting, key=lambda one: (one.extra, one.total))
+    # The finest has most copies, whose rows at the border may take more than slices save
+    for candidate in sorted((one for along in candidates for one in along[:FINEST]), key=lambda one: one.needed):
+        if candidate.needed > UNSURE * min((one.total for one in written), default=math.inf):
+            break
+        written.append(candidate.written)
+    return min(written, key=lambda one: (one.total, one.extra), default=None)
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
@@ -632,8 +643,8 @@ def _alive_whole(axis: AxisGraph, bands: Sequence[Band]) -> int:
     return int(axis.alive[whole].max(initial=0))
 
 
-def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> int:
-    """About the bytes that bands take at least, sessions included, but for what cuts and joins.
+def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int, int]:
+    """About the bytes that bands take at least, but for what cuts and joins, and those of their sessions.
 
     At a step that is cut what it reads whole is alive, and its slice of the rest.
     """
@@ -649,7 +660,7 @@ def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> int:
         steps += copied * (slices - 1)
         nodes += 0 if shares else copied * (slices - 1)
     alive += float(workspace.max(initial=0.0))
-    return round(alive) + bytes_of(nodes, steps, axis.number < 0)
+    return round(alive), bytes_of(nodes, steps, axis.number < 0)
 
 
 def _packs_again(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> bool:

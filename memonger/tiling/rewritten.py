@@ -26,6 +26,9 @@ from memonger.tiling.slice_check import SeenAlone, SliceCheck
 MOST_NODES = 30_000
 """Nodes that slices may add: more take minutes to plan and load."""
 
+UNSURE = 1.05
+"""Estimates of what slices take at least are up to so many times what they take."""
+
 WORTH = 0.95
 """Slices that save less than a twentieth aren't worth a plan that is harder to read."""
 
@@ -111,21 +114,26 @@ class InSlices:
         return self.total + self.sessions
 
 
-@dataclass
+@dataclass(eq=False)
 class Candidate:
     """Slices that a model may run in. They are written and laid out when somebody looks at them.
 
     Attributes:
-        bound: Bytes alive at a step that isn't cut: its arena isn't smaller.
-        least: About the bytes that it takes at least, sessions included.
+        needed: About the bytes of arena and workspace that it takes at least: up to `UNSURE` times as many.
+        sessions: About the bytes that sessions take.
         seconds: About how much longer it takes.
         write: Gives the model in these slices, laid out.
     """
 
-    bound: int
-    least: int
+    needed: int
+    sessions: int
     seconds: float
     write: Callable[[], InSlices]
+
+    @property
+    def least(self) -> int:
+        """About the bytes that it takes at least, sessions included."""
+        return self.needed + self.sessions
 
     @cached_property
     def written(self) -> InSlices:

@@ -26,7 +26,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
-from memonger.schedule.decide import decide
+from memonger.schedule.decide import IN_SLICES, decide
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import (
@@ -76,9 +76,6 @@ the other: a denoiser and a super-resolution network took 0.98 to 1.02 of their 
 
 PRICES = (0.0, 5e-10, 5e-8)
 """Seconds that a byte less of what sessions take of the process is worth."""
-
-EFFORT = 200_000
-"""Of a candidate's layout: many small buffers lie well after the allocators, and much more effort gives no more."""
 
 FORMS = 6
 """About so many slices of a band differ: the first ones, which fill what is kept, and the last ones."""
@@ -251,58 +248,6 @@ class BandOfRows:
         return more + round(part * self.packed)
 
 
-def row_candidates(
-    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: int = MOST_NODES
-) -> list[Candidate]:
-    """A model in row tiles, in several forms, the finest first.
-
-    Args:
-        job: The model, in the order of its plan.
-        refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
-        asked: The number of slices that was asked for; 0: any.
-        most: Seconds that they may take longer, by estimate.
-        most_copies: How many copies of nodes they may make.
-    """
-    before = 0.0 if job.outer is None else job.outer.extra
-    job, ways = ways_in_rows(job, refused, asked, most - before, most_copies)
-    whole = session_bytes(job.lowered.model, False)
-    found = []
-    for parts in ways:
-        bands = sorted((part.band for part in parts if part.band is not None), key=lambda band: band.begin)
-        more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
-        packed = sum(part.packed for part in parts if not part.shares)
-        found.append(
-            Candidate(
-                round(max((part.bytes for part in parts if part.band is None), default=0.0)),
-                round(max(part.bytes for part in parts)) + whole + sum(part.session for part in parts),
-                before + more,
-                partial(tiled, job, bands, more, packed),
-            )
-        )
-    return found
-
-
-def ways_in_rows(
-    job: ToSlice, refused: Mapping[str, int], asked: int = 0, most: float = math.inf, most_copies: float = MOST_NODES,
-    lines: int = 1, results: int = 1,
-) -> tuple[ToSlice, list[list[BandOfRows]]]:  # fmt: skip
-    """Ways to run a model in slices of rows, the finest first: the model in the order of their steps, and bands.
-
-    The bands of a way follow each other, those that run as they are among them.
-
-    Args:
-        job: See `row_candidates`, as for those that follow.
-        refused: Nodes.
-        asked: Slices.
-        most: Seconds.
-        most_copies: Nodes.
-        lines: How often the rows are there that are kept for later slices.
-        results: How often what a band computes for others is there.
-    """
-    job = _in_long_stretches(job)
-    return job, _Search(job, refused, asked, lines, results).candidates(most, most_copies)
-
-
 def _in_long_stretches(job: ToSlice) -> ToSlice:
     """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
 
@@ -361,7 +306,7 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
 
     made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
     asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
-    solution = decide(asked, "none", "file", EFFORT)
+    solution = decide(asked, "none", "file", IN_SLICES)
     candidate = RowTiles(
         lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
         sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
@@ -369,23 +314,66 @@ def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> 
     return candidate.within(job.outer)
 
 
-class _Search:
-    """Cuts of one model into bands."""
+class RowSearch:
+    """Cuts of one model into bands of rows, each looked at once, whatever nodes stay whole.
 
-    def __init__(self, job: ToSlice, refused: Mapping[str, int], asked: int, lines: int, results: int) -> None:
-        self.job, self.refused, self.asked, self.lines, self.given = job, refused, asked, lines, results
-        self.nodes, self.rules = list(job.lowered.model.graph), row_rules(job.lowered.model)
+    Args:
+        job: The model, in the order of its plan.
+        asked: The number of slices that was asked for; 0: any.
+        lines: How often the rows are there that are kept for later slices.
+        results: How often what a band computes for others is there.
+
+    Attributes:
+        job: The model, in the order of the bands' steps.
+    """
+
+    def __init__(self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1) -> None:
+        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job), asked, lines, results
+        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model)
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
-        graph = job.plain.graph
+        graph = self.job.plain.graph
         storage = assign_storage(graph)
         self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
         self.buffer_of, self.results = dict(zip(graph.values, storage.of_value, strict=True)), frozenset(graph.outputs)
         self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
         self.workspace = np.array(graph.workspace, float)
+        self._known: dict[tuple[int, int], list[tuple[int, BandOfRows]]] = {}
+        self._made: dict[tuple[RowBand, ...], Candidate] = {}
 
-    def candidates(self, most: float, most_copies: float) -> list[list[BandOfRows]]:
-        """For ever larger arenas the parts of the model, those that run as they are among them."""
+    def candidates(
+        self, refused: Mapping[str, int], most: float = math.inf, most_copies: int = MOST_NODES
+    ) -> list[Candidate]:
+        """The model in row tiles, in several forms, the finest first.
+
+        Args:
+            refused: Nodes that gave other bits, and in how many slices; in as many or more they stay whole.
+            most: Seconds that they may take longer, by estimate.
+            most_copies: How many copies of nodes they may make.
+        """
+        before = 0.0 if self.job.outer is None else self.job.outer.extra
+        return [self._candidate(before, *one) for one in self.ways(refused, most - before, most_copies)]
+
+    def _candidate(self, before: float, bands: tuple[RowBand, ...], parts: Sequence[BandOfRows]) -> Candidate:
+        """The same for the same bands, so that it is written once."""
+        if bands not in self._made:
+            more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
+            packed = sum(part.packed for part in parts if not part.shares)
+            self._made[bands] = Candidate(
+                round(max(part.bytes for part in parts)),
+                session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts),
+                before + more,
+                partial(tiled, self.job, bands, more, packed),
+            )
+        return self._made[bands]
+
+    def ways(
+        self, refused: Mapping[str, int], most: float = math.inf, most_copies: float = MOST_NODES
+    ) -> list[tuple[tuple[RowBand, ...], list[BandOfRows]]]:
+        """For ever larger arenas the bands in slices, and all bands, those that run as they are among them.
+
+        The arguments are those of `candidates`.
+        """
         alike = dict[object, list[tuple[int, int]]]()
         for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
             chunk = chunk_of(self.nodes[begin])
@@ -396,7 +384,7 @@ class _Search:
         whole = self._outside()
         if self.job.outer is not None and whole > WORTH * self.job.plain.total_bytes:
             return []
-        stretches = [(self._parts(*at[-1]), [begin - at[-1][0] for begin, _ in at]) for at in alike.values()]
+        stretches = [(self._parts(*at[-1], refused), [begin - at[-1][0] for begin, _ in at]) for at in alike.values()]
         if self.asked:
             arenas = [max([whole, *(_bottleneck(parts) for parts, _ in stretches)])]
         else:
@@ -415,7 +403,7 @@ class _Search:
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
             if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
                 found.setdefault(bands, parts)
-        return sorted(found.values(), key=lambda parts: max(part.bytes for part in parts))
+        return sorted(found.items(), key=lambda way: max(part.bytes for part in way[1]))
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
         """Steps one after the other of which none needs an image whole."""
@@ -426,16 +414,22 @@ class _Search:
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:
-        """Bytes at the steps of no stretch."""
+        """Bytes of arena and workspace at the steps of no stretch."""
         outside = np.ones(len(self.nodes), bool)
         for begin, end in self._stretches():
             outside[begin:end] = False
-        return float((self.live + self.workspace.max(initial=0.0))[outside].max(initial=0))
+        return float(self.live[outside].max(initial=0)) + float(self.workspace[outside].max(initial=0.0))
 
-    def _parts(self, begin: int, end: int) -> dict[tuple[int, int], list[BandOfRows]]:
-        """Bands between places of a stretch: as they are, and in slices."""
-        places = self._places(begin, end)
-        return {(a, b): self._parts_between(a, b) for a, b in itertools.combinations(places, 2)}
+    def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[BandOfRows]]:
+        """Bands between places of a stretch: as they are, and in slices, fewer than those that were refused."""
+        fewest = [refused.get(str(node.name), MOST_NODES) for node in self.nodes]
+        found = dict[tuple[int, int], list[BandOfRows]]()
+        for a, b in itertools.combinations(self._places(begin, end), 2):
+            if (a, b) not in self._known:
+                self._known[a, b] = self._parts_between(a, b)
+            most = min(fewest[a:b])
+            found[a, b] = [part for asked, part in self._known[a, b] if asked < most]
+        return found
 
     def _places(self, begin: int, end: int) -> list[int]:
         """Where a stretch may be cut: in each part of its steps where the fewest bytes cross."""
@@ -449,23 +443,23 @@ class _Search:
         inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
         return sorted({begin, end, *inner})
 
-    def _parts_between(self, begin: int, end: int) -> list[BandOfRows]:
+    def _parts_between(self, begin: int, end: int) -> list[tuple[int, BandOfRows]]:
+        """A band as it is, and in slices, each with the number of slices that was looked for."""
         workspace = self.workspace[begin:end].max(initial=0.0)
-        candidates = [BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace)]
+        found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
         exits = exits_of(own)
         if needs_own(own):
-            return candidates
+            return found
         rows = min((rows_in(value, own) for value in exits), default=0)
-        most = min((self.refused[str(n.name)] for n in own if str(n.name) in self.refused), default=MOST_NODES)
         around, needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
         for asked in (self.asked,) if self.asked else SLICES:
-            if asked > rows or asked >= most:
+            if asked > rows:
                 break
             band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
-            if band.slices < 2 or band == candidates[-1].band:
+            if band.slices < 2 or band == found[-1][1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:
@@ -474,8 +468,8 @@ class _Search:
             needs = around + bytes_ + workspace / band.slices
             part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
-            candidates.append(dataclasses.replace(part, seconds=seconds + runs))
-        return candidates
+            found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
+        return found
 
     def _around(self, begin: int, end: int) -> float:
         """Bytes of what there is whole while a band runs: what was there before, and what is read behind it.
@@ -485,7 +479,7 @@ class _Search:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + self.given * sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum() + self.copies * sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:
@@ -615,7 +609,7 @@ def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -
     Raises:
         PlanError: there is none.
     """
-    found = next(filter(None, (row_candidates(job, refused, count) for job in jobs)), None)
+    found = next(filter(None, (RowSearch(job, count).candidates(refused) for job in jobs)), None)
     if found is not None:
         return found
     rules = row_rules(jobs[-1].lowered.model)

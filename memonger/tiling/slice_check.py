@@ -24,7 +24,7 @@ from memonger.ir.parts import elements
 from memonger.ir.values import attribute_bytes, nbytes, static_shape
 from memonger.plan_records import Spent
 from memonger.runtime import ort, profile
-from memonger.runtime.weights import LEND_ALL
+from memonger.runtime.weights import LEND_ALL, session_of
 from memonger.tiling.cutting import Slicing
 
 EXACT = frozenset(
@@ -123,9 +123,7 @@ class SliceCheck:
         self._spent = spent
         self._folder = ScratchFolder()
         self._statistics = self._folder.path / "memory.csv"
-        self._options = ort.SessionSettings(
-            in_order=True, threads=threads, lending=LEND_ALL, pattern=False, entries=ort.RUN_ONCE
-        )
+        self._options = ort.SessionSettings(in_order=True, threads=threads, pattern=False, entries=ort.RUN_ONCE)
         statistics = {"session.collect_node_memory_stats_to_file": str(self._statistics)}
         self._on_slices = dataclasses.replace(self._options, entries={**ort.RUN_ONCE, **statistics})
         self._seen: dict[Any, Seen] = {}
@@ -280,7 +278,7 @@ class SliceCheck:
             alone = extract(model, [node], outputs.values(), fed)
             for value in (*alone.graph.inputs, *alone.graph.outputs) if given is not None else ():
                 value.shape = None
-            session = ort.make_session(alone, CPU, options)
+            session = session_of(alone, CPU, options, LEND_ALL)
         if given is None and not flops(node):
             self._sessions[node] = session
         results, binding = memory.arrays(outputs, given or {}), session.io_binding()

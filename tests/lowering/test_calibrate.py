@@ -19,6 +19,7 @@ from memonger.ir.names import name_nodes
 from memonger.lowering import calibrate
 from memonger.plan_records import Spent
 from memonger.runtime import ort, process_memory, profile
+from memonger.runtime.weights import session_of
 from tests.support.stock import parse
 
 pytest.importorskip("onnxruntime")
@@ -33,10 +34,11 @@ g (float[{ELEMENTS}] x, int64[{ELEMENTS}] i) => (float[{ELEMENTS}] y)
 MEASURED = """
 import memonger
 from memonger.runtime import feeds as feeding, process_memory
+from memonger.runtime.program import inputs_of
 from tests.lowering.test_calibrate import ELEMENTS, SCATTER
 from tests.support.stock import parse
 plan = memonger.search_plan(parse(SCATTER), mode="inference", device="cpu")
-session, feeds = memonger.Session(plan), feeding.random_feeds(feeding.inputs_of(plan.model.graph))
+session, feeds = memonger.Session(plan), feeding.random_feeds(inputs_of(plan.model.graph))
 feeds["i"] %= ELEMENTS
 session.run(feeds, copy=False)
 print(process_memory.peak_over(process_memory.settle(), lambda: session.run(feeds, copy=False)))
@@ -118,7 +120,7 @@ def test_each_run_must_have_the_order_of_the_file(monkeypatch: pytest.MonkeyPatc
 def test_a_profile_is_read_run_by_run(tmp_path: Path) -> None:
     """Those that failed, too: the nodes before the one that failed are a run of their own."""
     model = _named("g (float[4] x, int64[2] i) => (float[2] y) { a = Neg(x)  b = Gather(a, i)  y = Neg(b) }")
-    session = ort.make_session(model, CPU, ort.SessionSettings(in_order=True, profile=tmp_path / "profile"))
+    session = session_of(model, CPU, ort.SessionSettings(in_order=True, profile=tmp_path / "profile"))
     x = np.ones(4, np.float32)
     for i in ([0, 1], [0, 99], [1, 0]):
         with suppress(Exception):

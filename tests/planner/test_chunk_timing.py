@@ -107,13 +107,34 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
 
 
-def test_of_long_runs_the_first_counts_where_it_holds_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without chunks are timed twice at most for all plans."""
-    times = {"whole": iter([5.0, 4.0]), "slow": iter([6.0, 4.4, 4.4, 4.5]), "fast": iter([4.1])}
-    monkeypatch.setattr(chunk_timing, "_timed", lambda name: (next(times[name]), 0.0))
+LONG_TIMES = {
+    # plans in turn, of each the runs (seconds, in chunks or not, busy or not), and what is measured
+    "the first holds": ([["4.1", "whole 4.0"]], [4.1 / 4.0]),
+    "the second holds": ([["4.4", "whole 4.0", "4.1"]], [4.1 / 4.0]),
+    "the coarser one is run once": ([["4.4", "whole 4.0", "4.6"], ["4.3"], ["4.2"]], [1.1, 4.3 / 4.0, 4.2 / 4.0]),
+    "a busy run doesn't count": ([["busy 9", "4.1", "whole 4.0"]], [4.1 / 4.0]),
+    "a busy run without chunks doesn't count": ([["4.1", "busy whole 9", "whole 4.0"]], [4.1 / 4.0]),
+    "the machine is busy": ([["busy 9", "busy 9"]], [None]),
+    "too few runs count": ([["4.1", "busy whole 9", "busy whole 9"]], [None]),
+}
+
+
+@pytest.mark.parametrize(("plans", "expected"), LONG_TIMES.values(), ids=LONG_TIMES)
+def test_of_long_runs_three_are_timed_at_most_and_of_coarser_plans_one(
+    plans: list[list[str]], expected: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list[str]()
+
+    def timed(name: str) -> Timed:
+        run = left.pop(0).split()
+        assert ("whole" in run) == (name == "whole")
+        return float(run[-1]), float("busy" in run)
+
+    monkeypatch.setattr(chunk_timing, "_timed", timed)
     whole = SimpleNamespace(parameter_bytes=0)
     timer = chunk_timing.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
     monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: "whole" if plan is whole else plan)
-    assert timer.ratio("slow") == 1.1  # type: ignore[arg-type]
-    assert timer.ratio("fast") == 4.1 / 4.0  # type: ignore[arg-type]
-    assert [*times["whole"], *times["slow"], *times["fast"]] == []
+    for number, (runs, ratio) in enumerate(zip(plans, expected, strict=True)):
+        left += runs
+        assert timer.ratio(str(number)) == (None if ratio is None else pytest.approx(ratio))  # type: ignore[arg-type]
+        assert not left

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import memonger
-from memonger.runtime import feeds as feeding
+from memonger.runtime.program import inputs_of
 from tests.support import networks
 from tests.support.decoder import HEAD, KV_HEADS, STATE, decoder
 
@@ -81,7 +81,7 @@ def _counted(text: str, **shapes: tuple[list[int | str], int]) -> dict[str, int]
     model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{sets}]> g () => () {{ {text} }}")
     for name, (shape, kind) in shapes.items():
         model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
-    return {value.name: value.fill for value in feeding.inputs_of(ir.from_proto(model).graph)}
+    return {value.name: value.fill for value in inputs_of(ir.from_proto(model).graph)}
 
 
 FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32

@@ -73,6 +73,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
     nothing = SimpleNamespace(shrink_host_memory=lambda: None, settle=lambda: None, give_back=lambda: None)
     for name, stand_in in {
         "_checked": checked, "_member_of": member, "_key": lambda plans, _: plans[0].name, "LoadedModel": _Loaded,
+        "prepare": lambda plans, *_, **__: (plans, ()),
         "ort": nothing, "process_memory": nothing, "_is_checked": lambda _: True, "wait": lambda _: None,
         "_loader": lambda: SimpleNamespace(submit=submit),
     }.items():  # fmt: skip

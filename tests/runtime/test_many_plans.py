@@ -12,7 +12,7 @@ from onnx import helper
 
 import memonger
 from memonger.runtime import process_memory
-from memonger.runtime.program import group_plans
+from memonger.runtime.program import alike, programs_alike
 from tests.support import networks
 
 BATCHES = (1, 8, 32)
@@ -60,10 +60,9 @@ def test_each_run_picks_its_plan(device: str) -> None:
 @pytest.mark.parametrize("device", ["none", "cpu"])
 def test_plans_that_differ_in_shapes_share_one_runtime_session(device: str) -> None:
     plans = [memonger.search_plan(_model(), batch=batch, device=device, mode="inference") for batch in BATCHES]
-    groups = group_plans(plans)
-    assert [group.members for group in groups] == [(0, 1, 2)]
+    assert alike(plans) == [[0, 1, 2]]
     if device == "cpu":
-        fed = [len(program.constants) for program in groups[0].programs]
+        fed = [len(program.constants) for program in programs_alike(plans)[1]]
         assert fed == [1, 1, 1], "onnxruntime made the Reshape's target a constant, another in each plan"
 
 
@@ -72,7 +71,7 @@ def test_plans_of_other_structure_run_in_a_session_of_their_own() -> None:
         memonger.search_plan(_model(), batch=1, device="cpu", mode="inference"),
         memonger.search_plan(_model(), batch=8, device="none", mode="inference"),
     ]
-    assert len(group_plans(plans)) == 2
+    assert len(alike(plans)) == 2
     session = memonger.Session(plans)
     for batch, level in ((1, "ORT_ENABLE_ALL"), (8, "ORT_DISABLE_ALL")):
         expected = networks.run_stock(networks.stock(_model(), level), {"x": _x(batch, 3)})

@@ -15,7 +15,8 @@ import memonger
 from memonger.errors import SessionError, VerificationError
 from memonger.graph.graph import from_model
 from memonger.graph.verify import verify
-from memonger.runtime.partition import Partition, partitions
+from memonger.runtime.partition import partitions
+from memonger.runtime.prepared import Partition
 from memonger.runtime.program import program_of
 from tests.support.training_steps import batch, differentiated, model, net
 

@@ -177,3 +177,13 @@ def test_plans_of_several_batches_are_in_chunks_only_where_that_outweighs_weight
     plans = tuple(memonger.search_plan(model, options=one, chunks=2) for one in chosen)
     assert all(plan.chunks for plan in plans)
     assert all(bool(plan.chunks) is (width == 4) for plan in smaller(model, plans, chosen))
+
+
+def test_a_name_is_refused_before_anything_is_planned(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("memonger.serving.form.plans_for", lambda *_: pytest.fail("it was planned"))
+    model.rename(tmp_path / "My_Net.onnx")
+    message = r"'My_Net' can't be the model's name: Kubernetes takes .* Give another \(name\)"
+    with pytest.raises(PlanError, match=message):
+        export(tmp_path / "My_Net.onnx", "kserve", tmp_path / "out")

@@ -137,8 +137,9 @@ class Planner:
         """One run whose order is checked: the measured ones run without, which takes memory."""
         import memonger
         from memonger.runtime import feeds
+        from memonger.runtime.program import inputs_of
 
-        given = [value for value in feeds.inputs_of(plan.model.graph) if value.name in ("x", "labels")]
+        given = [value for value in inputs_of(plan.model.graph) if value.name in ("x", "labels")]
         memonger.TrainingSession(path, device=self.device).step(feeds.random_feeds(given))
 
 

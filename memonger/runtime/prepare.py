@@ -1,0 +1,206 @@
+"""Plans made ready to be loaded: files are read and checked, models written for onnxruntime, and the rest let go.
+
+What comes of it is plain data (`memonger.runtime.prepared`). Who has planned files and nothing of onnx loaded has this
+done in a process of its own: see `memonger.runtime.prepare_apart`.
+"""
+
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from memonger.devices import CPU, Device, parse_device
+from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
+from memonger.graph.verify import verify
+from memonger.ir.maps import maps_of
+from memonger.ir.operators import facts
+from memonger.model.kept_state import check_state, every_name
+from memonger.plan import Plan, graph_of, limit_of
+from memonger.runtime import ort
+from memonger.runtime.as_written import check_as_written
+from memonger.runtime.backend import backend
+from memonger.runtime.partition import cut_chunks, is_chunked
+from memonger.runtime.prepared import Prepared, PreparedPlan, Program, Room, SessionGroup, Wanted, whole
+from memonger.runtime.program import alike, check_family, programs_alike, session_model
+from memonger.runtime.ranged import RangedProgram
+from memonger.runtime.weights import Lending, message
+from memonger.shapes.ranges import described
+from memonger.words import option
+
+Source = Plan | str | Path | Sequence[Plan | str | Path]
+
+
+def prepare_session(plans: Sequence[Plan], wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
+    """What a session of plans (`plans_of`) is made of; see `prepare`.
+
+    Raises:
+        SessionError, PlanFileError, RuntimeUnavailableError: as `memonger.Session`.
+    """
+    device = device_of(plans[0], wanted.device)
+    for one in plans:
+        check_stamp(one, device)
+    return prepare(plans, device, check_order=wanted.check_order, state=_state(plans, wanted))
+
+
+def prepare(
+    plans: Sequence[Plan],
+    device: Device,
+    *,
+    check_order: bool,
+    state: Mapping[str, str] | None = None,
+    lending: Lending | None = None,
+) -> tuple[Prepared, Iterator[SessionGroup]]:
+    """What plans of one model are loaded from.
+
+    Args:
+        plans: Verified, and for this device.
+        device: Where they are to run.
+        check_order: Check that onnxruntime adds no node to their models, see `memonger.runtime.as_written`.
+        state: Of the only plan, input → the output that is its content in the next run.
+        lending: Which weights sessions read where they lie; None: each has copies of all.
+
+    Returns: the plans, and what each onnxruntime session is made of, which is written when it is asked for.
+
+    Raises:
+        SessionError: onnxruntime would add nodes to a model.
+    """
+    plans = sorted(plans, key=lambda plan: bool(plan.ranges))
+    for plan in plans if check_order else ():
+        check_as_written(plan, device)
+    found: dict[int, PreparedPlan] = {}
+    groups: list[Iterable[SessionGroup]] = []
+    for index, plan in enumerate(plans):
+        if plan.ranges:
+            ranged = RangedProgram(plan)
+            found[index] = PreparedPlan(ranged.base, (whole(ranged.base),), plan.batch, ranged)
+            groups.append(_numbered(ranged.groups(plan, lending), index))
+        elif device.is_host and is_chunked(plan):
+            cut = cut_chunks(plan, lending)
+            found[index] = PreparedPlan(cut.program, cut.steps, plan.batch)
+            groups.append(_numbered(cut.groups, index))
+    rest = [index for index in range(len(plans)) if index not in found]
+    for places in alike([plans[index] for index in rest]):
+        members = [rest[place] for place in places]
+        varying, programs = programs_alike([plans[index] for index in members])
+        for index, program in zip(members, programs, strict=True):
+            found[index] = PreparedPlan(program, (whole(program),), plans[index].batch)
+        groups.append(_shared(plans[members[0]], members, programs, varying, lending))
+    first = plans[0]
+    batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
+    said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
+    prepared = Prepared(
+        name=first.name,
+        device=device,
+        threads=first.threads,
+        sizes=(*said, *(described(one.ranges) for one in plans if one.ranges)),
+        plans=tuple(found[index] for index in range(len(plans))),
+        room=room_of(plans),
+        cuda=first.stamp.cuda if first.stamp is not None else None,
+        limit=limit_of(plans),
+        state=dict(state or {}),
+        maps=maps_of(first.model, first.name),
+        draws=any(facts(node).random for plan in plans for node in plan.model.graph),
+    )
+    return prepared, chain.from_iterable(groups)
+
+
+def _numbered(groups: Iterable[SessionGroup], number: int) -> Iterator[SessionGroup]:
+    """The groups of one plan by its number."""
+    return (replace(group, members=(number,)) for group in groups)
+
+
+def _shared(
+    plan: Plan, members: Sequence[int], programs: tuple[Program, ...], varying: Sequence[str], lending: Lending | None
+) -> Iterator[SessionGroup]:
+    """The one session of plans that are alike."""
+    model = session_model(plan, programs[0], varying, len(members) > 1)
+    yield SessionGroup(message(model, lending), tuple(members), programs)
+
+
+def plans_of(plan: Source, check_weights: bool) -> list[Plan]:
+    """The plans of a session, each verified, all of one model."""
+    given = [plan] if isinstance(plan, Plan | str | Path) else plan
+    if not isinstance(given, Sequence) or not all(isinstance(one, Plan | str | Path) for one in given):
+        kinds = "a plan, the path of a planned file, or a list of them"
+        raise SessionError(f"a session is made of {kinds}, not of {reprlib.repr(plan)}.")
+    plans = [verified(one, check_weights) for one in given]
+    check_family(plans)
+    return plans
+
+
+def _state(plans: Sequence[Plan], wanted: Wanted) -> Mapping[str, str]:
+    """The state that is kept; a plan made for one has no other."""
+    planned = plans[0].state
+    state: Mapping[str, str] | None = None
+    if wanted.state is not None:
+        state = every_name(plans[0].model, wanted.state)
+    if state is None or dict(state) == planned:
+        state = planned
+    elif planned:
+        raise SessionError(f"the plan was made for the state {planned}, and keeps no other: leave state out.")
+    else:
+        try:
+            check_state(plans[0].model, state, plans[0].ranges, plans[0].name)
+        except PlanError as error:
+            raise SessionError(str(error)) from error
+    if not state:
+        return {}
+    if len(plans) > 1 or wanted.has_arenas or wanted.pads or plans[0].chunks:
+        reason = "one plan without chunks, threads='lock' and no pad"
+        raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
+    return state
+
+
+def room_of(plans: Sequence[Plan]) -> Room:
+    """What plans need of a device."""
+    return Room(
+        max(plan.arena_bytes for plan in plans),
+        max(plan.workspace_bytes or 0 for plan in plans),
+        max(plan.parameter_bytes for plan in plans),
+        max(plan.input_bytes for plan in plans),
+    )
+
+
+def verified(plan: Plan | str | Path, check_weights: bool = True) -> Plan:
+    """The plan, checked; a file, and its weights if so asked, is checked as it is read."""
+    if not isinstance(plan, Plan):
+        return Plan.load(plan, check_weights=check_weights)
+    plan.verify(check_weights=False)
+    return plan
+
+
+def device_of(plan: Plan, device: str | Device | None) -> Device:
+    """Where to run a plan: the device given, or the plan's own; the CPU for portable plans."""
+    chosen = parse_device(device if device is not None else plan.device)
+    return CPU if chosen.facts.is_portable else chosen
+
+
+def check_stamp(plan: Plan, device: Device) -> None:
+    """Check that the plan was made for this runtime, provider and processor or GPU.
+
+    Raises:
+        PlanFileError: it names what differs.
+        RuntimeUnavailableError: the device isn't there.
+    """
+    ort.check_device(device)
+    stamp = plan.stamp
+    if stamp is None:  # it shares addresses as CPU kernels allow it; those of a CUDA device allow less
+        if device.provider != CPU.provider:
+            graph = graph_of(plan.model, plan.training, None, plan.workspace, plan.host, device)
+            try:
+                verify(graph, plan.offsets, plan.arena_bytes, plan.alignment)
+            except VerificationError as error:
+                raise PlanFileError(
+                    f"the portable plan can't run on {device}: {error} Plan the model for that device "
+                    f"({option('device', str(device))})."
+                ) from error
+        return
+    here = {"provider": device.provider, "runtime": ort.runtime_name(), "machine": backend(device).machine_name()}
+    for key, current in here.items():
+        planned = getattr(stamp, key)
+        if planned != current:
+            raise PlanFileError(
+                f"the plan is bound to another {key}: it was made for {planned}, this is {current}. Plan the model "
+                f"again here ({option('device', str(device))}), or make a portable plan ({option('device', 'none')})."
+            )

@@ -1,0 +1,238 @@
+"""Planned files read and checked in a process that ends with it, so that who runs them doesn't keep what that takes.
+
+Reading a planned file takes onnx, protobuf and most of memonger: some 15 MiB of modules that a server would keep for as
+long as it lives, and beside a small model that is most of what it takes. So where this process hasn't loaded onnx, a
+child does all of it, and hands over what sessions are made from (`memonger.runtime.prepared`). Meanwhile this process
+imports onnxruntime, and the child needs none of its own to try onnx's checker in, so that this takes no longer. Who has
+loaded onnx already would gain nothing, and a plan for ranges of sizes needs it when it runs: then, and where no child
+can be started, this process does it itself, by the same function.
+
+What is handed over is pickled: both ends are this package, and the pipe is theirs alone. First comes the record, then,
+each when the one before has been read, what each session is made of, with its message apart, which is large and let go
+of as soon as the session is made.
+"""
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+from memonger import words
+from memonger.errors import MemongerError, RuntimeUnavailableError, SessionError
+from memonger.ir.fields import plan_in
+from memonger.runtime.onnxruntime import onnxruntime
+from memonger.runtime.prepared import Message, Prepared, SessionGroup, Wanted
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from memonger.plan import Plan
+
+Source: TypeAlias = "Plan | str | Path | Sequence[Plan | str | Path]"
+
+_READY = b"memonger prepares\n"
+"""What the child says first: anything else is no Python with this package in it."""
+
+_CHILD = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "from memonger.runtime.prepare_apart import serve; serve()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error of the child's, to be raised here."""
+
+    kind: type[BaseException]
+    arguments: tuple[Any, ...]
+    state: dict[str, Any]
+    where: str
+
+    @staticmethod
+    def of(error: BaseException) -> "_Failure":
+        import traceback
+
+        if isinstance(error, MemongerError):
+            return _Failure(type(error), error.args, dict(error.__dict__), "")
+        arguments = tuple(one for one in error.args if isinstance(one, str | int))
+        return _Failure(type(error), arguments, {}, "".join(traceback.format_exception(error)))
+
+    def error(self) -> BaseException:
+        """The same again."""
+        made = self.kind.__new__(self.kind, *self.arguments)
+        made.__dict__.update(self.state)
+        if self.where:
+            made.__cause__ = RuntimeError(f"in the process that prepares plans:\n{self.where}")
+        return made
+
+
+def prepared_for(source: Source, wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
+    """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
+
+    Raises:
+        SessionError: as that; the child died.
+        PlanFileError, VerificationError, RuntimeUnavailableError: as that.
+    """
+    child = None if "onnx" in sys.modules else _Child.start(source, wanted)
+    if child is not None:
+        with suppress(RuntimeUnavailableError):
+            onnxruntime()  # meanwhile
+        prepared = child.prepared()
+        if prepared is not None:
+            return prepared, child.groups()
+    from memonger.runtime.prepare import plans_of, prepare_session
+
+    return prepare_session(plans_of(source, wanted.check_weights), wanted)
+
+
+class _Child:
+    """The parent's end of a process that prepares plans."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", paths: Sequence[str | Path]) -> None:
+        self._process, self._paths = process, paths
+        assert process.stdout is not None
+        self._pipe = process.stdout
+        self._records = pickle.Unpickler(_exactly(self._pipe))
+
+    @staticmethod
+    def start(source: Source, wanted: Wanted) -> "_Child | None":
+        """A child that prepares these files; None for what it can't do, and where none can be started."""
+        given = [source] if isinstance(source, str | Path) else source
+        if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
+            return None
+        if any((plan_in(one) or {}).get("ranges") for one in given if isinstance(one, str | Path)):
+            return None  # shapes are computed as they come, by rules that take onnx
+        if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
+            return None
+        import subprocess
+
+        paths = [one if isinstance(one, Path) else str(one) for one in given]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return None
+        assert process.stdin is not None
+        child = _Child(process, paths)
+        try:
+            pickle.dump(sys.path, process.stdin)
+            pickle.dump((paths, wanted, words.manner()), process.stdin)
+            process.stdin.flush()
+        except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
+            child.end()
+            return None
+        return child
+
+    def prepared(self) -> Prepared | None:
+        """The plans; None where the child is none of ours.
+
+        Raises:
+            MemongerError: what the child found wrong; it died.
+        """
+        found: Prepared | None = self._next() if self._pipe.readline() == _READY else None
+        if found is None:
+            self.end()
+        return found
+
+    def groups(self) -> Iterator[SessionGroup]:
+        """What each session is made of. Raises as `prepared`."""
+        while (group := self._next()) is not None:
+            yield replace(group, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
+        self._close()  # all sessions are made: what it had in temporary files for them may go
+        self._process.wait()
+
+    def _next(self) -> Any:
+        record = self._loaded(self._records)
+        if isinstance(record, _Failure):
+            self.end()
+            raise record.error()
+        return record
+
+    def _loaded(self, unpickler: pickle.Unpickler) -> Any:
+        try:
+            return unpickler.load()
+        except (EOFError, pickle.UnpicklingError):
+            raise SessionError(self._death()) from None
+        except BaseException:
+            self.end()
+            raise
+
+    def _death(self) -> str:
+        """What to say of a child that ended before it was done."""
+        self._close()
+        names, status = ", ".join(map(str, self._paths)), self._process.wait()
+        how, why = f"ended with status {status}", ""
+        if status < 0:
+            import signal
+
+            how = f"was ended by {signal.Signals(-status).name}"
+            why = " Memory may have run out." if status == -signal.SIGKILL else " Is the file sound?"
+        return (
+            f"{names}: the process that reads and checks planned files {how}.{why} It takes some 70 MiB and what the "
+            "file has; where `import onnx` comes before the session, this process does that itself."
+        )
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._close()
+        self._process.wait()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._pipe):
+            with suppress(OSError):  # what was not sent yet
+                if stream is not None:
+                    stream.close()
+
+    def __del__(self) -> None:
+        """Whoever lost interest, as where a session can't be made, ends it as well."""
+        if self._process.returncode is None:
+            self.end()
+
+
+def _exactly(pipe: IO[bytes]) -> Any:
+    """The same without ``peek``: pickles that are read by turns mustn't be read ahead."""
+    return SimpleNamespace(read=pipe.read, readline=pipe.readline)
+
+
+def serve() -> None:
+    """The child: prepare what the standard input says, and hand it over by the standard output."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    paths, wanted, manner = pickle.load(sys.stdin.buffer)
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print isn't for the parent
+    pipe.write(_READY)
+    pipe.flush()
+    records = pickle.Pickler(pipe, pickle.HIGHEST_PROTOCOL)
+    try:
+        with words.speaking(manner):
+            from memonger.ir import onnx_process
+            from memonger.runtime.prepare import plans_of, prepare_session
+
+            onnx_process.IS_EXPENDABLE = True
+            plans = plans_of(paths, wanted.check_weights)  # kept to the end, with temporary files that weights are in
+            prepared, groups = prepare_session(plans, wanted)
+            records.dump(prepared)
+            for group in groups:
+                pipe.flush()
+                records.dump(replace(group, model=_NO_MESSAGE))
+                pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
+            records.dump(None)
+    except BrokenPipeError:
+        pass
+    except BaseException as error:
+        records.dump(_Failure.of(error))
+    with suppress(BrokenPipeError):
+        pipe.flush()
+    sys.stdin.buffer.read()  # until the parent has made its sessions: they may read temporary files of this process
+
+
+_NO_MESSAGE = Message(b"")

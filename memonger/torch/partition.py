@@ -1,0 +1,265 @@
+"""A training step that PyTorch traced, in a budget: its joint graph split into a forward and a backward pass.
+
+AOTAutograd traces both passes into one graph and lets a partition function say what the forward pass saves, and what
+the backward pass computes again. Here the whole step is one graph to schedule: the forward pass, what is done with its
+outputs as a node that stays where it is, and the backward pass. The schedule is written back as two graphs, in its
+order; what runs again is a copy of its node, as often as it runs.
+
+What takes memory is a *storage*, not a tensor: views are made anew where they are read, and take nothing.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from memonger.graph.costs import INTENSITY
+from memonger.graph.graph import Graph
+
+OUTSIDE = "what becomes of the outputs"
+"""The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
+
+_CUDA_PIECE = 512
+"""Bytes that PyTorch's allocator for CUDA devices gives at least, and of which it gives multiples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A joint graph as a graph to schedule.
+
+    Attributes:
+        joint: AOTAutograd's graph.
+        graph: What computes something, in the joint graph's order, and `OUTSIDE`. Values are storages.
+        nodes: What each node of the graph is in the joint graph; None: `OUTSIDE`.
+        once: Nodes that run once: they draw random numbers, write into what they are given, or wait for others.
+        given: Bytes of what the step is given, which are there all the time: parameters, buffers, inputs.
+        gradients: Bytes of what the backward pass returns.
+        returned: How many of the joint graph's outputs the forward pass returns.
+    """
+
+    joint: fx.Graph
+    graph: Graph
+    nodes: tuple[fx.Node | None, ...]
+    once: frozenset[int]
+    given: int
+    gradients: int
+    returned: int
+
+
+def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> Step:
+    """The graph to schedule of a joint graph without dead code.
+
+    Args:
+        joint: As AOTAutograd traced it.
+        returned: How many of its outputs the forward pass returns.
+        replacing: How many of those, the first ones, are new contents of buffers: they are copied there at once.
+    """
+    results = _results(joint)
+    outputs, gradients = _nodes(results[:returned]), _nodes(results[returned:])
+    kept = _nodes(results[replacing:returned])
+    inputs = joint.find_nodes(op="placeholder")
+    tangents = [one for one in inputs if _is_tangent(one)]
+    given = _storages_of(one for one in inputs if not _is_tangent(one))
+    number, sizes = dict[int, int](), list[int]()
+
+    def values(storages: Mapping[int, int]) -> tuple[int, ...]:
+        """Numbers of storages, but for those that are given."""
+        for storage, size in storages.items():
+            if storage not in given and storage not in number:
+                number[storage] = len(sizes)
+                sizes.append(size)
+        return tuple(number[storage] for storage in storages if storage in number)
+
+    behind = set(tangents)
+    written = set(given) | set(_storages_of(tangents))
+    passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
+    for node in joint.nodes:
+        if node.op != "call_function":
+            continue
+        new = {storage: size for storage, size in _storages(node).items() if storage not in written}
+        written |= new.keys()
+        is_behind = not behind.isdisjoint(node.all_input_nodes)
+        if is_behind:
+            behind.add(node)
+        if new or _runs_once(node):  # else it is a view, or a number
+            passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
+    steps: list[tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]] = []
+    steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
+    turn, seen = len(steps), set(number.values())
+    read = values(_storages_of(outputs))
+    steps.append((None, read, tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
+    steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
+    computed = {value for _, _, new in steps for value in new}
+    ends = tuple(v for v in dict.fromkeys(values(_storages_of([*kept, *gradients]))) if v in computed)
+    graph = Graph(
+        nodes=tuple(OUTSIDE if node is None else node.name for node, _, _ in steps),
+        ops=tuple("" if node is None else str(node.target) for node, _, _ in steps),
+        values=tuple(f"s{value}" for value in range(len(sizes))),
+        sizes=tuple(sizes),
+        planned=tuple(size > 0 for size in sizes),
+        reads=tuple(tuple(dict.fromkeys(v for v in read if v in computed)) for _, read, _ in steps),
+        writes=tuple(new for _, _, new in steps),
+        outputs=ends,
+        forward=tuple(number <= turn for number in range(len(steps))),
+        costs=tuple(0.0 if node is None else _cost(node) for node, _, _ in steps),
+        workspace=(0,) * len(steps),
+    )
+    once = frozenset(number for number, (node, _, _) in enumerate(steps) if node is None or _runs_once(node))
+    own = _storages_of(gradients)
+    return Step(
+        joint, graph, tuple(node for node, _, _ in steps), once, sum(given.values()),
+        sum(size for storage, size in own.items() if storage not in given), returned,
+    )  # fmt: skip
+
+
+def split(module: fx.GraphModule, step: Step, schedule: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward pass that run a schedule of ``step.graph``, each in its order.
+
+    Args:
+        module: Holds what the joint graph refers to by name.
+        step: The joint graph.
+        schedule: Node numbers; one that occurs again runs again.
+    """
+    rewriter = _Rewriter(step)
+    returned: list[Any] = []
+    results = _results(step.joint)
+    for number in schedule:
+        node = step.nodes[number]
+        if node is None:
+            returned = rewriter.outputs(results[: step.returned])
+            rewriter.turn()
+        else:
+            rewriter.run(node)
+    gradients = rewriter.outputs(results[step.returned :])
+    end = rewriter.graph.output((*returned, *gradients))
+    end.meta = step.joint.output_node().meta
+    saved = rewriter.saved_for(gradients)
+    return _extract_fwd_bwd_modules(
+        fx.GraphModule(module, rewriter.graph), [one for one in saved if _tensors(one)],
+        [one for one in saved if not _tensors(one)], num_fwd_outputs=step.returned,
+    )  # fmt: skip
+
+
+class _Rewriter:
+    """Writes a schedule of a joint graph as another joint graph, in which no node of the backward pass reads a view
+    that the forward pass made: it reads the storage's own tensor, and makes the view itself.
+
+    Attributes:
+        graph: What is written.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.graph = fx.Graph()
+        self._fixed = dict[fx.Node, fx.Node]()  # what is given
+        for node in step.joint.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._fixed[node] = self.graph.node_copy(node, self._fixed.__getitem__)
+        self._latest, self._first = dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
+        self._views = dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]]()  # with what each copy views
+        self._before = set[fx.Node]()  # what the forward pass runs
+        self._saved = dict[fx.Node, None]()
+        self._is_behind = False
+
+    def run(self, node: fx.Node) -> None:
+        """Write one more run of a node, and take its outputs apart at once."""
+        made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
+        items = [user for user in node.users if user.target is operator.getitem]
+        for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
+            self._latest[one] = copy
+            self._first.setdefault(one, copy)
+
+    def turn(self) -> None:
+        """What is written from here on is the backward pass."""
+        self._views.clear()
+        self._is_behind = True
+
+    def outputs(self, results: Sequence[Any]) -> list[Any]:
+        """Results of the joint graph: what the first run of each node gave."""
+        return [self._at(one, self._first) if isinstance(one, fx.Node) else one for one in results]
+
+    def saved_for(self, gradients: Sequence[Any]) -> list[fx.Node]:
+        """What the backward pass reads of the forward pass, and of what that was given."""
+        own = {one: None for one in _nodes(gradients) if self._is_saved(one)}
+        return list(self._saved | own)
+
+    def _is_saved(self, one: fx.Node) -> bool:
+        return one in self._before or (one.op == "placeholder" and not _is_tangent(one))
+
+    def _copy(self, node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        made = self.graph.node_copy(node, sources.__getitem__)
+        if self._is_behind:
+            self._saved |= {one: None for one in made.all_input_nodes if self._is_saved(one)}
+        else:
+            self._before.add(made)
+        return made
+
+    def _at(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """The copy of a node that is read now; of a view one of what it views now."""
+        known = self._fixed.get(node) or copies.get(node)
+        if known is not None:
+            return known
+        sources = {one: self._at(one, copies) for one in node.all_input_nodes}
+        viewed = tuple(sources.values())
+        if node not in self._views or self._views[node][0] != viewed:
+            self._views[node] = viewed, self._copy(node, sources)
+        return self._views[node][1]
+
+
+def _results(joint: fx.Graph) -> list[Any]:
+    return tree_leaves(joint.output_node().args[0], is_leaf=lambda one: isinstance(one, fx.Node))
+
+
+def _nodes(results: Iterable[Any]) -> list[fx.Node]:
+    return [one for one in results if isinstance(one, fx.Node)]
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
+
+
+def _storages(node: fx.Node) -> dict[int, int]:
+    """What tells the storages of a node's tensors, and their bytes."""
+    found = dict[int, int]()
+    for tensor in _tensors(node):
+        if tensor.layout is torch.strided:
+            size = _expected(tensor.untyped_storage().nbytes())
+            piece = _CUDA_PIECE if tensor.device.type == "cuda" else 1
+            found[tensor.untyped_storage()._cdata] = -(-size // piece) * piece
+    return found
+
+
+def _storages_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    return {storage: size for node in nodes for storage, size in _storages(node).items()}
+
+
+def _expected(size: Any) -> int:
+    """A size; where it is open, what it was when the graph was traced."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _runs_once(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    is_random = torch.Tag.nondeterministic_seeded in target.tags
+    return is_random or target._schema.is_mutable or target.namespace.endswith("c10d_functional")
+
+
+def _cost(node: fx.Node) -> float:
+    """What one run costs, in bytes that could be moved meanwhile: see `memonger.graph.costs`."""
+    moved = sum(_expected(t.numel()) * t.element_size() for one in (*node.all_input_nodes, node) for t in _tensors(one))
+    count, flops = flop_registry.get(getattr(node.target, "overloadpacket", None)), 0
+    if count is not None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+        flops = _expected(count(*args, **kwargs, out_val=node.meta.get("val")))
+    return float(max(moved, flops / INTENSITY, 1))

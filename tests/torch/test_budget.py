@@ -1,0 +1,252 @@
+"""Training steps of PyTorch in a budget: measured peak and gradients against the step as it was."""
+
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import memonger.torch
+from memonger.errors import BudgetError, PlanError
+from memonger.torch import budget as own
+from memonger.units import KiB
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of all storages that operators make, from when they are made until they are freed."""
+
+    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen = dict[int, int]()
+        self.add(there)
+
+    def __torch_dispatch__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
+        results = function(*arguments, **(named or {}))
+        self.add(tree_leaves(results))
+        return results
+
+    def add(self, tensors: Iterable[Any]) -> None:
+        """Storages of tensors are there from now on."""
+        for storage in (one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor)):
+            if storage._cdata not in self._seen:
+                self._seen[storage._cdata] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._free, storage._cdata)
+
+    def _free(self, key: int) -> None:
+        self.live -= self._seen.pop(key)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveStorages]]:
+    """Both passes of the backend run under the last of these modes."""
+    modes: list[LiveStorages] = []
+    compiled = own._as_it_is
+
+    def counting(module: Any, inputs: Any) -> Callable[[list[Any]], Any]:
+        run = compiled(module, inputs)
+
+        def boxed(arguments: list[Any]) -> Any:
+            if not modes:
+                return run(arguments)
+            modes[-1].add(arguments)  # gradients of outputs come from outside
+            with modes[-1]:
+                return run(arguments)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "_as_it_is", counting)
+        yield modes
+
+
+class Images(nn.Module):
+    """Convolutions with batch normalization, whose buffers change in the forward pass, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for index in range(6):
+            layers += [nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
+        self.features, self.drop, self.head = nn.Sequential(*layers), nn.Dropout(0.3), nn.Linear(8 * 64, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.drop(functional.avg_pool2d(self.features(x), 4).flatten(1))
+        return functional.cross_entropy(self.head(x), y)
+
+
+class Words(nn.Module):
+    """Attention and perceptrons: views of views, an embedding tied to the output, dropout of scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 32)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.words(x)
+        for block in self.blocks:
+            h = block(h)
+        return functional.cross_entropy((h @ self.words.weight.T).flatten(0, 1), x.flatten())
+
+
+class Scores(nn.Module):
+    """The loss is computed outside."""
+
+    def __init__(self, depth: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(depth)))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.layers(x)
+        return h, h[:, :3].exp()
+
+
+def case(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    if name == "images":
+        return Images().train(), (torch.randn(4, 3, 32, 32), torch.randint(0, 5, (4,)))
+    if name == "words":
+        return Words().train(), (torch.randint(0, 50, (3, 24)),)
+    return Scores(), (torch.randn(256, 64),)
+
+
+def step(run: Any, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss and the gradients, from the same random numbers each time."""
+    module.zero_grad()
+    torch.manual_seed(1)
+    result = run(*inputs)
+    loss = result if isinstance(result, torch.Tensor) else sum(one.square().mean() for one in result)
+    loss.backward()
+    return loss.detach(), [one.grad.clone() for one in module.parameters()]
+
+
+@pytest.mark.parametrize("name", ["images", "words", "scores"])
+def test_the_peak_is_the_planned_one_and_gradients_have_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, inputs = case(name)
+    loss, gradients = step(module, module, inputs)
+    buffers = [one.clone() for one in module.buffers()]
+    plan = None
+    for share in (1.0, 0.7):
+        torch.compiler.reset()
+        module, inputs = case(name)
+        with counted(monkeypatch) as modes:
+            made = memonger.torch.backend(None if plan is None else int(share * plan.peak_before_bytes))
+            run = torch.compile(module, backend=made)
+            found, own_gradients = step(run, module, inputs)
+            assert torch.equal(found, loss)
+            assert all(map(torch.equal, own_gradients, gradients))
+            assert all(map(torch.equal, module.buffers(), buffers))
+            (plan,) = made.plans
+            del own_gradients
+            module.zero_grad()
+            modes.append(LiveStorages([*module.parameters(), *module.buffers(), *inputs]))
+            step(run, module, inputs)
+        most = plan.peak_bytes + 4  # autograd holds the gradient of the loss
+        assert most >= modes[0].peak >= plan.peak_bytes - 64 * plan.nodes  # sizes are rounded up to 64
+        assert (plan.recomputed > 0) == (share < 1)
+        assert plan.peak_bytes <= share * plan.peak_before_bytes
+
+
+def test_what_a_plan_counts_is_what_is_there() -> None:
+    module, inputs = case("scores")
+    optimizer = torch.optim.AdamW(module.parameters())
+    made = memonger.torch.backend(None, optimizer)
+    torch.compiler.reset()
+    step(torch.compile(module, backend=made), module, inputs)
+    optimizer.step()
+    (plan,) = made.plans
+    weights = sum(one.nbytes for one in module.parameters())
+    assert plan.gradient_bytes == weights
+    assert plan.given_bytes == weights + inputs[0].nbytes
+    states = [one for each in optimizer.state.values() for one in each.values()]
+    assert plan.state_bytes == sum(one.nbytes for one in states)
+    assert str(plan).endswith("at its peak: nothing runs again")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
+def test_inductor_takes_it_as_its_partition_function() -> None:
+    module, inputs = case("scores")
+    _, gradients = step(module, module, inputs)
+    from functorch.compile import make_boxed_func
+
+    partition = memonger.torch.partitioner("1GiB")
+    assert partition.uuid() == memonger.torch.partitioner(1 << 30).uuid() != memonger.torch.partitioner("2GiB").uuid()
+    torch.compiler.reset()
+    run = torch.compile(module, options={"custom_partitioner_fn": partition})  # nothing is compiled before it runs
+    assert run is not None
+    from torch._dynamo.backends.common import aot_autograd
+
+    made = aot_autograd(fw_compiler=lambda one, _: make_boxed_func(one.forward), partition_fn=partition)
+    _, found = step(torch.compile(module, backend=made), module, inputs)
+    assert all(map(torch.equal, found, gradients))
+    assert len(partition.plans) == 1
+
+
+def test_a_budget_that_cannot_be_held_names_one_that_can() -> None:
+    module, inputs = case("scores")
+    torch.compiler.reset()
+    with pytest.raises(BackendCompilerFailed, match="The smallest budget that was found to work is") as caught:
+        step(torch.compile(module, backend=memonger.torch.backend("100KiB")), module, inputs)
+    error = caught.value.inner_exception
+    assert isinstance(error, BudgetError)
+    plan, _ = own.planned(own.traced(module, inputs), error.smallest)
+    assert error.lower_bound <= plan.peak_bytes <= error.smallest < plan.peak_before_bytes
+
+
+def test_the_largest_batch_is_found_on_shapes_alone() -> None:
+    module, x = Scores(depth=3), torch.ones(2, 64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    found = memonger.torch.fit(module, x, 108 * KiB, optimizer)
+    assert found.plan.peak_bytes <= 108 * KiB
+    rows = [torch.empty(batch, 64) for batch in (found.batch, found.batch + 1)]
+    assert own.planned(own.traced(module, rows[:1]), 108 * KiB)[0].peak_bytes == found.plan.peak_bytes
+    with pytest.raises(BudgetError):
+        own.planned(own.traced(module, rows[1:]), 108 * KiB)
+    with pytest.raises(BudgetError, match=r"That is what one row takes\.$"):
+        memonger.torch.fit(module, x, "10KiB")
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Odd(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise ValueError("only on Mondays")
+
+
+def test_what_cannot_be_traced_or_counted_is_said() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(PlanError, match=r"can't be traced as one graph: .*[Dd]ata-dependent"):
+        own.traced(Branches(), [x])
+    with pytest.raises(PlanError, match="nothing in the module needs a gradient"):
+        own.traced(nn.ReLU(), [x])
+    with pytest.raises(
+        PlanError, match=r"state of Odd can't be found out \(ValueError: only on Mondays\): give its bytes"
+    ):
+        memonger.torch.partitioner("1GiB", Odd(nn.Linear(2, 2).parameters()))
+    with pytest.raises(PlanError, match="budget: 'much' is no size"):
+        memonger.torch.backend("much")
+    assert memonger.torch.partitioner("1GiB", 4096).state_bytes == 4096
+
+
+def test_importing_memonger_does_not_import_torch() -> None:
+    code = "import sys, memonger.torch; memonger.torch.__all__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
