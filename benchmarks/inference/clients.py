@@ -61,7 +61,7 @@ class Client:
         Raises:
             RuntimeError: it fails; with what it says.
         """
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         told = []
         for number, (name, array) in enumerate(feeds.items()):
             array.tofile(folder / f"in.{number}")
