@@ -20,7 +20,7 @@ from memonger.ir.names import name_nodes
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.values import graphs, static_shape
-from memonger.lowering.device_form import OptimizeWithOnnxruntime
+from memonger.lowering.device_form import OptimizeWithOnnxruntime, settle_bodies
 from memonger.runtime import onnxruntime
 from memonger.shapes.inference import output_type
 from memonger.shapes.shaping import Shape
@@ -55,7 +55,7 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
     folder = ScratchFolder()
     try:
         optimize = OptimizeWithOnnxruntime(CPU, "ORT_ENABLE_ALL", folder.path / "optimized.onnx", Cuda())
-        made = run_passes(Model(model, "the model"), "lower", optimize, name_nodes).ir
+        made = run_passes(Model(model, "the model"), "lower", optimize, settle_bodies, name_nodes).ir
         for graph in graphs(made):
             _complete(graph, made.opset_imports)
         while not give_shapes(made, inputs):
