@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,17 @@ from torch.nn import functional
 
 import memonger.torch
 from memonger.errors import BudgetError, PlanError
+from memonger.schedule.effort import EFFORT
+from memonger.schedule.strategy import Request
 from memonger.torch import budget as own
 from memonger.units import KiB
 from tests.support.live_storages import LiveStorages, counted
+
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches end soon: what is tested here doesn't depend on how good a schedule is."""
+    monkeypatch.setattr(own, "Request", partial(Request, effort=EFFORT // 20))
 
 
 class Images(nn.Module):
@@ -106,6 +115,33 @@ def test_the_peak_is_the_planned_one_and_gradients_have_the_same_bits(
         assert most >= modes[0].peak >= plan.peak_bytes - 64 * plan.nodes  # sizes are rounded up to 64
         assert (plan.recomputed > 0) == (share < 1)
         assert plan.peak_bytes <= share * plan.peak_before_bytes
+
+
+@pytest.mark.parametrize("way", ["autocast", "open sizes", "accumulated"])
+def test_a_budget_goes_with(way: str) -> None:
+    module, inputs = case("images")
+    runs = [inputs, tuple(one[:3] for one in inputs)] if way == "open sizes" else [inputs] * 2
+
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            return module(*given)
+
+    def gradients(budget: int | None) -> tuple[list[torch.Tensor], list[memonger.torch.StepPlan]]:
+        torch.compiler.reset()
+        made = memonger.torch.backend(budget)
+        compiled = torch.compile(run, backend=made, dynamic=way == "open sizes")
+        module.zero_grad()
+        for given in runs:
+            torch.manual_seed(1)
+            compiled(*given).backward()
+        return [one.grad.clone() for one in module.parameters()], made.plans
+
+    expected, (plan, *_) = gradients(None)
+    found, plans = gradients(plan.peak_bytes * 3 // 4)
+    assert all(map(torch.equal, found, expected))
+    assert plans[0].recomputed
+    with torch.no_grad():
+        assert torch.compile(run, backend=memonger.torch.backend("1KiB"))(*inputs).isfinite()
 
 
 def test_what_a_plan_counts_is_what_is_there() -> None:
