@@ -40,6 +40,9 @@ _PROCESS = (12.9 * MiB, 10 * KiB)
 """What a process takes for inference beside tensors, modules included, and for each node: importing onnxruntime takes
 8.4 MiB, and what runs a planned file 3.5."""
 
+_INNER = 6 * KiB
+"""The same for each node of a body (`If`, `Loop`), whose values have no addresses."""
+
 _WITH_ONNX = (25.5 * MiB, 16 * KiB)
 """The same with ranges of sizes, where onnx and what knows graphs are loaded: their modules stay, and pieces of memory
 with a few objects left of all that reading a plan made."""
@@ -197,4 +200,5 @@ def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimR
     nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
     nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
     base, each = _WITH_ONNX if ranges else _PROCESS
+    base += 0 if ranges else _INNER * (sum(1 for _ in model.graph.all_nodes()) - steps)
     return round(base + each * nodes + (_CHUNKS[0] + _CHUNKS[1] * steps if nodes < steps else 0))
