@@ -89,6 +89,9 @@ FINEST = 3
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
+SLOWER = 1.5
+"""Candidates that by estimate take so many times the time of one that fits aren't faster when they are written."""
+
 SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
 
@@ -529,21 +532,25 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
 def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
     """The cheapest candidate that fits, or else the smallest.
 
-    Those that by estimate don't fit aren't written, and if none fits those that aren't smaller than the smallest.
+    Those that by estimate don't fit aren't written, nor those that take much longer than one that fits; and if none
+    fits those that aren't smaller than the smallest, of equals the fastest first.
     """
     written: list[InSlices] = []
+    most = math.inf
     for along in candidates:
         for candidate in reversed(along):
-            if candidate.needed <= UNSURE * room:
+            if candidate.needed <= UNSURE * room and candidate.seconds <= most:
                 written.append(candidate.written)
                 if written[-1].total <= room:
+                    most = min(most, SLOWER * max(0.0, written[-1].extra))
                     break
     fitting = [one for one in written if one.total <= room]
     if fitting:
         return min(fitting, key=lambda one: (one.extra, one.total))
     # The finest has most copies, whose rows at the border may take more than slices save
-    for candidate in sorted((one for along in candidates for one in along[:FINEST]), key=lambda one: one.needed):
-        if candidate.needed > UNSURE * min((one.total for one in written), default=math.inf):
+    few = (one for along in candidates for one in along[:FINEST])
+    for candidate in sorted(few, key=lambda one: (one.needed, one.seconds)):
+        if written and candidate.needed >= min(one.total for one in written):
             break
         written.append(candidate.written)
     return min(written, key=lambda one: (one.total, one.extra), default=None)

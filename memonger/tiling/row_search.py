@@ -222,6 +222,7 @@ class BandOfRows:
         bytes: Of arena and workspace.
         seconds: More than as it is.
         nodes: More than as it is.
+        own: Nodes that run in slices.
         packed: Bytes of weights that these pack again.
     """
 
@@ -229,6 +230,7 @@ class BandOfRows:
     bytes: float
     seconds: float = 0.0
     nodes: int = 0
+    own: int = 0
     packed: int = 0
 
     def moved(self, steps: int) -> "BandOfRows":
@@ -412,7 +414,7 @@ class RowSearch:
             parts.append(BandOfRows(None, whole))
             bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
-            if bands and not is_slow and sum(part.nodes for part in parts) <= most_copies:
+            if bands and not is_slow and sum(part.nodes + part.own for part in parts) <= most_copies:
                 found.setdefault(bands, parts)
         return sorted(found.items(), key=lambda way: max(part.bytes for part in way[1]))
 
@@ -480,7 +482,7 @@ class RowSearch:
                 break
             needed = min(needed, bytes_)
             needs = max(before + given + bytes_ + workspace / band.slices, before + self.copies * given)
-            part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
+            part = BandOfRows(band, needs, seconds, more, len(own), packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found

@@ -46,7 +46,7 @@ def test_chunks_that_take_too_long_become_coarser_or_none(monkeypatch: pytest.Mo
 
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_timing, "ChunkTimer", None)  # none is made
-    model = models.build("mobilenet_v2", batch=32, image=96)
+    model = models.build("mobilenet_v2", batch=32, image=64)
     plan = memonger.search_plan(model, device="cpu", mode="inference", chunks=4)
     assert plan.chunks
     budget = plan.total_bytes

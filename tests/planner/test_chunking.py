@@ -3,6 +3,7 @@
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import networkx as nx
@@ -24,6 +25,7 @@ from memonger.schedule import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
 from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
+from memonger.tiling.rewritten import Candidate
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -171,8 +173,8 @@ def test_a_budget_is_held_by_as_few_chunks_as_it_needs() -> None:
     assert not plan(model, budget=whole.total_bytes).chunks, "what fits as it is stays as it is"
     check_as_stock(tenth, model)
     with pytest.raises(memonger.BudgetError) as error:
-        plan(model, budget=base + 1000)
-    assert plan(model, budget=error.value.smallest).total_bytes <= error.value.smallest
+        plan(model, budget=base + 1000, effort=400)
+    assert plan(model, budget=error.value.smallest, effort=400).total_bytes <= error.value.smallest
 
 
 def test_a_planned_file_with_chunks_runs_again(tmp_path: Path) -> None:
@@ -341,6 +343,34 @@ def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatc
     assert plan(convolutions(64), max_overhead=10.0).chunks
     assert len(ways) > 3
     assert all(least <= way.with_sessions for least, way in ways)
+
+
+@pytest.mark.parametrize(
+    ("room", "chosen", "written"),
+    [
+        (100, "coarse", {"coarse"}),  # the slow ones take much longer than what fits
+        (60, "fine", {"fine"}),  # nor those that by estimate don't fit
+        (35, "slow", {"slow"}),
+        (10, "slow", {"slow"}),  # nothing fits: the smallest, and none that can't be smaller
+    ],
+)
+def test_only_candidates_that_may_be_chosen_are_written(room: int, chosen: str, written: set[str]) -> None:
+    made = list[str]()
+
+    def candidate(name: str, total: int, seconds: float) -> Candidate:
+        def write() -> Any:
+            made.append(name)
+            return SimpleNamespace(name=name, total=total, extra=seconds)
+
+        return Candidate(total - 5, 0, seconds, write)
+
+    along = [
+        [candidate("fine", 50, 2.0), candidate("coarse", 90, 1.0)],
+        [candidate("slow", 30, 9.0), candidate("slower", 80, 8.0)],
+    ]
+    picked: Any = chunking._cheapest(room, along)
+    assert picked.name == chosen
+    assert set(made) == written
 
 
 @pytest.mark.parametrize(
