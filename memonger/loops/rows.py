@@ -118,8 +118,40 @@ _SLICES, _ALIKE = 6, 2
 """A loop needs so many slices, and as many of these one after the other that do the same."""
 
 
-def _slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
-    return [one for one in row_slices(nodes, parts, _least_rows) if one.tiles]
+def _slices(
+    nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]], early: Sequence[Mapping[ir.Node, int]] = ()
+) -> list[RowSlice]:
+    return [one for one in row_slices(nodes, parts, _least_rows, early) if one.tiles]
+
+
+_AT_ONCE, _MUCH = 2, 2
+"""Lines are filled before a loop by slices that do as much as so many of its own, where one would take so much more."""
+
+
+def _filling(nodes: Mapping[ir.Node, RowRule], slices: Sequence[RowSlice]) -> list[dict[ir.Node, int]]:
+    """Up to which rows nodes are to be computed before the first slice that gives results, step by step.
+
+    That would need many rows of the first nodes at a time: as many as the last ones lag behind.
+    """
+    begin, end = steady(slices)
+    if end - begin < _ALIKE:
+        return []
+    rows = {node: copy.rows for node, copy in slices[begin].tiles}
+    moves = {node: copy.rows[0] - rows[node][0] for node, copy in slices[begin + 1].tiles}
+    times = max(rows[node][0] // move for node, move in moves.items())
+    if _largest(nodes, slices[0]) < _MUCH * _largest(nodes, slices[begin]):
+        return []
+    aims = list[dict[ir.Node, int]]()
+    for back in reversed(range(_AT_ONCE, times, _AT_ONCE)):
+        there = {node: rows[node][0] - back * move for node, move in moves.items()}
+        aims.append({node: count for node, count in there.items() if count >= _least_rows(node)})
+    return aims
+
+
+def _largest(nodes: Mapping[ir.Node, RowRule], one: RowSlice) -> int:
+    """The most elements of a value that a slice makes."""
+    parts = ((node, math.prod(static_shape(node.outputs[0]) or ()), copy.rows) for node, copy in one.tiles)
+    return max(size // nodes[node].height * (rows[1] - rows[0]) for node, size, rows in parts)
 
 
 Place = tuple[ir.Value | None, object, object]
@@ -262,7 +294,8 @@ class _BandInLoop(BandWriter):
 
     def write(self, rows: int) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        slices = _slices(self.nodes, bounds(self.nodes, rows))
+        parts = bounds(self.nodes, rows)
+        slices = _slices(self.nodes, parts, _filling(self.nodes, _slices(self.nodes, parts)))
         begin, end = steady(slices)
         if end - begin < 2:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
@@ -276,6 +309,18 @@ class _BandInLoop(BandWriter):
             self.cut_entries(one)
             self.add(one)
         self.join()
+
+    def join(self) -> None:
+        """Put together what others read: views of slices, of which onnxruntime's default order has the last first."""
+        for value in self.exits:
+            pieces = self.wholes[value] if len(self.wholes[value]) > 1 else []
+            for number, piece in reversed(list(enumerate(pieces))):
+                assert piece.value is not None
+                view = self._like(value, piece.rows, f"{piece.value.name}.view")
+                dims = static_shape(view) or ()
+                self.writer.window("Reshape", [piece.value, self.writer.integers(dims)], {}, view)
+                pieces[number] = Piece(piece.rows, view)
+        BandWriter.join(self)
 
     def collect(self, value: ir.Value, piece: Piece) -> None:
         """Keep a slice of what others read."""
