@@ -224,6 +224,16 @@ def _is_in_blocks(value: ir.Value) -> bool:
     return is_image and producer is not None and producer.op_type in _MAKES_BLOCKS
 
 
+def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node may round otherwise where a value's channels aren't in blocks.
+
+    Of channels that fill none that is an addition of images.
+    """
+    if (static_shape(value) or ())[1] % _BLOCK == 0:
+        return node.op_type in _IN_BLOCKS
+    return node.op_type == "Add" and all(v is not None and _is_in_blocks(v) for v in node.inputs)
+
+
 @dataclass(slots=True)
 class _Blocks:
     """Lets onnxruntime have images in blocks of channels that nothing else has it lay out so.
@@ -251,7 +261,7 @@ class _Blocks:
 
     def put(self, value: ir.Value, nodes: Collection[ir.Node]) -> None:
         """Let those of these nodes that work on channels in blocks read a band's result so."""
-        users = [use for use in value.uses() if use.node in nodes and use.node.op_type in _IN_BLOCKS]
+        users = [use for use in value.uses() if use.node in nodes and _wants_blocks(use.node, value)]
         producer = value.producer()
         if users and producer is not None:
             result = ir.Value(name=self.writer.fresh(f"{value.name}.blocks"), type=value.type, shape=value.shape)
@@ -274,10 +284,18 @@ _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
 
 
+_WITHIN = (_IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
+"""Operators that run within convolutions."""
+
+
 def _least_rows(node: ir.Node) -> int:
-    """Of how few rows a node computes the products that it computes of the whole, in the same steps."""
+    """Of how few rows a node computes the products that it computes of the whole, in the same steps.
+
+    What runs within the node that makes its input, as an activation, has as many.
+    """
     if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
-        return 1
+        alone = (v for v in node.inputs if v is not None and len(v.uses()) == 1) if node.op_type in _WITHIN else ()
+        return max((_least_rows(made) for v in alone if (made := v.producer()) is not None), default=1)
     weight, width = static_shape(node.inputs[1]) or (), (static_shape(node.outputs[0]) or (1,))[-1]
     is_up = node.op_type == "ConvTranspose"
     summed = weight[0] if is_up else math.prod(weight[1:])
@@ -334,7 +352,7 @@ class _BandInLoop(BandWriter):
         """
         read = self.read(value, rows)
         made = read.producer()
-        if node.op_type not in _IN_BLOCKS or not _is_in_blocks(value):
+        if not _is_in_blocks(value) or not _wants_blocks(node, value):
             return read
         if made is not None and "." in made.metadata_props.get(STRIP, ""):
             return read
