@@ -29,11 +29,17 @@ def open_dims(path: Path) -> list[str] | None:
     """The names of open dimensions beside the first of each input; None where the first of the first isn't open."""
     graph = onnx.load(path, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}
-    shapes = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in constants]
-    if not shapes or not shapes[0] or shapes[0][0].dim_value > 0:
+    inputs = [value for value in graph.input if value.name not in constants]
+    opened = [
+        (axis, dim.dim_param or f"{value.name}[{axis}]")
+        for value in inputs
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if dim.dim_value <= 0
+    ]
+    if not inputs or not opened or inputs[0].type.tensor_type.shape.dim[0].dim_value > 0:
         return None
-    first = {dims[0].dim_param for dims in shapes if dims}
-    return sorted({dim.dim_param for dims in shapes for dim in dims[1:] if dim.dim_param} - first)
+    first = {name for axis, name in opened if axis == 0}
+    return sorted({name for axis, name in opened if axis > 0} - first)
 
 
 def shrunk(path: Path, target: Path, sizes: Mapping[str, int]) -> dict[str, Any] | str:

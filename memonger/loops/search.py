@@ -1,9 +1,10 @@
 """Which nodes of a model run in loops, and on how many slices: candidates by estimate, of which runs decide.
 
-An estimate says what each candidate needs and how much longer it takes (`memonger.tiling.chunk_times`). Then the file
-is written, and stock onnxruntime runs it with its default options in a process of its own, taking turns with another
-that runs the model as it was: the same outputs bit for bit, no longer than is allowed, in less memory; or the next
-candidate.
+An estimate says what each candidate needs and how much longer it takes (`memonger.tiling.chunk_times`); the first of
+them are put into the order of what onnxruntime's allocator is expected to take (`memonger.lowering.as_stock`). Then the
+file is written, and stock onnxruntime runs it with its default options in a process of its own, taking turns with
+another that runs the model as it was: the same outputs bit for bit, no longer than is allowed, in less memory; or the
+next candidate.
 """
 
 import itertools
@@ -231,12 +232,14 @@ def shrink(
         raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
     once = search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
-    found = sorted((c for c in found if c.seconds <= limit), key=lambda c: (c.bytes, c.seconds))
+    found = sorted((c for c in found if c.seconds <= limit), key=_need)
     if not found:
         given = option("max_overhead", max_overhead)
         raise PlanError(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
+    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
+    found = [*sorted((_forecast(each, shapes, cores) for each in found[:TRIED]), key=_need), *found[TRIED:]]
     if not check:
         made = _unchecked(found, job.source.name)
     else:
@@ -247,7 +250,6 @@ def shrink(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(found)
-    shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
     original = load_as_is(source).ir
     known = [expected(model, shapes, cores) for model in (original, made.model)]
     original_model.embed(made.model, original)
@@ -276,6 +278,19 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
             seen = check.see((model, node), how, made, own, axis.axes.size)
             if seen.difference:
                 yield str(node.name)
+
+
+def _need(candidate: _Candidate) -> tuple[float, float]:
+    return candidate.bytes, candidate.seconds
+
+
+def _forecast(candidate: _Candidate, shapes: Mapping[str, tuple[int, ...]], threads: int) -> _Candidate:
+    """The same with what onnxruntime's allocator is expected to take, where that is known, in place of the estimate."""
+    try:
+        known = expected(candidate.write(), shapes, threads)
+    except NotInLoopsError:
+        return candidate  # it is said where it is written
+    return candidate if known is None else replace(candidate, bytes=float(known.run_bytes))
 
 
 def _unchecked(found: Sequence[_Candidate], name: str) -> Shrunk:

@@ -19,8 +19,8 @@ from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
-from memonger.ir.values import graphs
-from memonger.lowering.device_form import OptimizeWithOnnxruntime
+from memonger.ir.values import graphs, static_shape
+from memonger.lowering.device_form import OptimizeWithOnnxruntime, settle_bodies
 from memonger.runtime import onnxruntime
 from memonger.shapes.inference import output_type
 from memonger.shapes.shaping import Shape
@@ -55,11 +55,13 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
     folder = ScratchFolder()
     try:
         optimize = OptimizeWithOnnxruntime(CPU, "ORT_ENABLE_ALL", folder.path / "optimized.onnx", Cuda())
-        made = run_passes(Model(model.clone(), "the model"), "lower", optimize, name_nodes).ir
+        made = run_passes(Model(model, "the model"), "lower", optimize, settle_bodies, name_nodes).ir
         for graph in graphs(made):
             _complete(graph, made.opset_imports)
-        if not give_shapes(made, inputs):
-            return None
+        while not give_shapes(made, inputs):
+            told = [_complete(graph, made.opset_imports) for graph in graphs(made)]
+            if not any(told):
+                return None
         sizes = (
             stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads) for arena in (True, False)
         )
@@ -70,8 +72,8 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
         folder.remove()
 
 
-def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> None:
-    """Say what the optimizer leaves out: types, and how many channels there are in blocks."""
+def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
+    """Say what the optimizer leaves out: types, and how many channels there are in blocks. Returns whether it did."""
     weights = [
         value.const_value.shape.numpy()
         for node in graph
@@ -79,14 +81,17 @@ def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> None:
         for value in node.inputs[1:2]
         if value is not None and value.const_value is not None
     ]
-    block = math.gcd(16, *(shape[0] for shape in weights))
+    block, found = math.gcd(16, *(shape[0] for shape in weights)), False
     for node in graph:
         for place, value in enumerate(node.outputs):
             if value.type is None and (dtype := _type(node, place, opsets)) is not None:
-                value.type = ir.TensorType(dtype)
-        if operator_name(node) == "com.microsoft.nchwc::ReorderInput":
-            channels = _channels(node.outputs[0])
-            node.outputs[0].shape = ir.Shape([None, -(-channels // block) * block, None, None]) if channels else None
+                value.type, found = ir.TensorType(dtype), True
+        if operator_name(node) == "com.microsoft.nchwc::ReorderInput" and node.outputs[0].shape is None:
+            given = None if node.inputs[0] is None else static_shape(node.inputs[0])
+            channels = _channels(node.outputs[0]) or (given[1] if given and not node.attributes else 0)
+            if channels:
+                node.outputs[0].shape, found = ir.Shape([None, -(-channels // block) * block, None, None]), True
+    return found
 
 
 def _type(node: ir.Node, place: int, opsets: Mapping[str, int]) -> ir.DataType | None:
@@ -95,6 +100,9 @@ def _type(node: ir.Node, place: int, opsets: Mapping[str, int]) -> ir.DataType |
         return ir.DataType.FLOAT
     if node.op_type == "Cast":
         return ir.DataType(node.attributes.get_int("to", 1))
+    if node.op_type == "ConstantOfShape":
+        content = node.attributes.get("value")
+        return ir.DataType.FLOAT if content is None else content.as_tensor().dtype
     if node.domain:
         return output_type(node, place)
     try:
@@ -106,10 +114,8 @@ def _type(node: ir.Node, place: int, opsets: Mapping[str, int]) -> ir.DataType |
         if value is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == kind:
             return value.dtype if value.const_value is None else value.const_value.dtype
     allowed = [one for each in schema.type_constraints if each.type_param_str == kind for one in each.allowed_type_strs]
-    return _NAMED.get(allowed[0]) if len(allowed) == 1 else _NAMED.get(kind)
-
-
-_NAMED = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL, "tensor(float)": ir.DataType.FLOAT}
+    name = (allowed[0] if len(allowed) == 1 else kind).removeprefix("tensor(").removesuffix(")").upper()
+    return ir.DataType[name] if name in ir.DataType.__members__ else None
 
 
 def _channels(value: ir.Value) -> int:

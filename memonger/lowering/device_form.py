@@ -25,7 +25,7 @@ from memonger.ir.names import name_nodes
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.passes import Pass, run_passes
 from memonger.ir.tensors import in_memory, sizes_of_parts
-from memonger.ir.values import all_values, nbytes, static_shape
+from memonger.ir.values import all_values, graphs, nbytes, static_shape
 from memonger.lowering import calibrate, cpu_narrow, ranged
 from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
@@ -334,14 +334,24 @@ def settle_reorders(model: Model) -> bool:
     several lists the branches that they end in that order. So each node goes right behind the last that it reads from,
     depth first from the outputs, and these nodes are named by what they write.
     """
-    nodes = list(model.graph)
+    return _settle(model.graph)
+
+
+def settle_bodies(model: Model) -> bool:
+    """A pass: the same for the nodes of bodies, too."""
+    settled = [_settle(graph) for graph in graphs(model.ir)]
+    return any(settled)
+
+
+def _settle(graph: ir.Graph) -> bool:
+    nodes = list(graph)
     moved = [node for node in nodes if operator_name(node) == "com.microsoft.nchwc::ReorderOutput"]
     for node in moved:
         node.name = None
     if len(moved) > 1:
         unread = {str(v.name): v for node in nodes for v in node.outputs if v.name and not v.consumers()}
-        model.graph.remove(nodes)
-        model.graph.extend(depth_first(nodes, [*model.graph.outputs, *(unread[name] for name in sorted(unread))]))
+        graph.remove(nodes)
+        graph.extend(depth_first(nodes, [*graph.outputs, *(unread[name] for name in sorted(unread))]))
     return len(moved) > 1
 
 

@@ -29,10 +29,9 @@ def embed(model: ir.Model, original: ir.Model) -> None:
 
     Args:
         model: Changed in place, where it holds the weights of the original.
-        original: Not changed.
+        original: As it was read. It is spent.
     """
-    copy = original.clone()
-    sizes = {tensor.nbytes for tensor in all_tensors(copy) if _is_large(tensor)}
+    sizes = {tensor.nbytes for tensor in all_tensors(original) if _is_large(tensor)}
     held, left = {digest for digest, _ in _digests(model, sizes)}, 0
 
     def kept(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
@@ -45,7 +44,7 @@ def embed(model: ir.Model, original: ir.Model) -> None:
         left += tensor.nbytes
         return in_memory(tensor)
 
-    for body in bodies(copy):
+    for body in bodies(original):
         for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
             if value.const_value is not None:
                 value.const_value = kept(value.const_value) if _is_large(value.const_value) else value.const_value
@@ -54,7 +53,7 @@ def embed(model: ir.Model, original: ir.Model) -> None:
                 if not attribute.is_ref() and _is_large(attribute.value):
                     node.attributes.add(ir.AttrTensor(attribute.name, kept(attribute.value)))
     if left <= MOST:
-        model.metadata_props[KEY] = to_text(copy)
+        model.metadata_props[KEY] = to_text(original)
 
 
 def extract(model: ir.Model, name: str) -> ir.Model | None:
