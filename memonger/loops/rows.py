@@ -118,8 +118,40 @@ _SLICES, _ALIKE = 6, 2
 """A loop needs so many slices, and as many of these one after the other that do the same."""
 
 
-def _slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
-    return [one for one in row_slices(nodes, parts, _least_rows) if one.tiles]
+def _slices(
+    nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]], early: Sequence[Mapping[ir.Node, int]] = ()
+) -> list[RowSlice]:
+    return [one for one in row_slices(nodes, parts, _least_rows, early) if one.tiles]
+
+
+_AT_ONCE, _MUCH = 2, 2
+"""Lines are filled before a loop by slices that do as much as so many of its own, where one would take so much more."""
+
+
+def _filling(nodes: Mapping[ir.Node, RowRule], slices: Sequence[RowSlice]) -> list[dict[ir.Node, int]]:
+    """Up to which rows nodes are to be computed before the first slice that gives results, step by step.
+
+    That would need many rows of the first nodes at a time: as many as the last ones lag behind.
+    """
+    begin, end = steady(slices)
+    if end - begin < _ALIKE:
+        return []
+    rows = {node: copy.rows for node, copy in slices[begin].tiles}
+    moves = {node: copy.rows[0] - rows[node][0] for node, copy in slices[begin + 1].tiles}
+    times = max(rows[node][0] // move for node, move in moves.items())
+    if _largest(nodes, slices[0]) < _MUCH * _largest(nodes, slices[begin]):
+        return []
+    aims = list[dict[ir.Node, int]]()
+    for back in reversed(range(_AT_ONCE, times, _AT_ONCE)):
+        there = {node: rows[node][0] - back * move for node, move in moves.items()}
+        aims.append({node: count for node, count in there.items() if count >= _least_rows(node)})
+    return aims
+
+
+def _largest(nodes: Mapping[ir.Node, RowRule], one: RowSlice) -> int:
+    """The most elements of a value that a slice makes."""
+    parts = ((node, math.prod(static_shape(node.outputs[0]) or ()), copy.rows) for node, copy in one.tiles)
+    return max(size // nodes[node].height * (rows[1] - rows[0]) for node, size, rows in parts)
 
 
 Place = tuple[ir.Value | None, object, object]
@@ -192,6 +224,16 @@ def _is_in_blocks(value: ir.Value) -> bool:
     return is_image and producer is not None and producer.op_type in _MAKES_BLOCKS
 
 
+def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node may round otherwise where a value's channels aren't in blocks.
+
+    Of channels that fill none that is an addition of images.
+    """
+    if (static_shape(value) or ())[1] % _BLOCK == 0:
+        return node.op_type in _IN_BLOCKS
+    return node.op_type == "Add" and all(v is not None and _is_in_blocks(v) for v in node.inputs)
+
+
 @dataclass(slots=True)
 class _Blocks:
     """Lets onnxruntime have images in blocks of channels that nothing else has it lay out so.
@@ -219,7 +261,7 @@ class _Blocks:
 
     def put(self, value: ir.Value, nodes: Collection[ir.Node]) -> None:
         """Let those of these nodes that work on channels in blocks read a band's result so."""
-        users = [use for use in value.uses() if use.node in nodes and use.node.op_type in _IN_BLOCKS]
+        users = [use for use in value.uses() if use.node in nodes and _wants_blocks(use.node, value)]
         producer = value.producer()
         if users and producer is not None:
             result = ir.Value(name=self.writer.fresh(f"{value.name}.blocks"), type=value.type, shape=value.shape)
@@ -242,10 +284,18 @@ _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
 
 
+_WITHIN = (_IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
+"""Operators that run within convolutions."""
+
+
 def _least_rows(node: ir.Node) -> int:
-    """Of how few rows a node computes the products that it computes of the whole, in the same steps."""
+    """Of how few rows a node computes the products that it computes of the whole, in the same steps.
+
+    What runs within the node that makes its input, as an activation, has as many.
+    """
     if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
-        return 1
+        alone = (v for v in node.inputs if v is not None and len(v.uses()) == 1) if node.op_type in _WITHIN else ()
+        return max((_least_rows(made) for v in alone if (made := v.producer()) is not None), default=1)
     weight, width = static_shape(node.inputs[1]) or (), (static_shape(node.outputs[0]) or (1,))[-1]
     is_up = node.op_type == "ConvTranspose"
     summed = weight[0] if is_up else math.prod(weight[1:])
@@ -262,7 +312,8 @@ class _BandInLoop(BandWriter):
 
     def write(self, rows: int) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        slices = _slices(self.nodes, bounds(self.nodes, rows))
+        parts = bounds(self.nodes, rows)
+        slices = _slices(self.nodes, parts, _filling(self.nodes, _slices(self.nodes, parts)))
         begin, end = steady(slices)
         if end - begin < 2:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
@@ -277,6 +328,18 @@ class _BandInLoop(BandWriter):
             self.add(one)
         self.join()
 
+    def join(self) -> None:
+        """Put together what others read: views of slices, of which onnxruntime's default order has the last first."""
+        for value in self.exits:
+            pieces = self.wholes[value] if len(self.wholes[value]) > 1 else []
+            for number, piece in reversed(list(enumerate(pieces))):
+                assert piece.value is not None
+                view = self._like(value, piece.rows, f"{piece.value.name}.view")
+                dims = static_shape(view) or ()
+                self.writer.window("Reshape", [piece.value, self.writer.integers(dims)], {}, view)
+                pieces[number] = Piece(piece.rows, view)
+        BandWriter.join(self)
+
     def collect(self, value: ir.Value, piece: Piece) -> None:
         """Keep a slice of what others read."""
         self.wholes.setdefault(value, []).append(piece)
@@ -289,7 +352,7 @@ class _BandInLoop(BandWriter):
         """
         read = self.read(value, rows)
         made = read.producer()
-        if node.op_type not in _IN_BLOCKS or not _is_in_blocks(value):
+        if not _is_in_blocks(value) or not _wants_blocks(node, value):
             return read
         if made is not None and "." in made.metadata_props.get(STRIP, ""):
             return read

@@ -37,6 +37,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
 from memonger.runtime.program import inputs_of
+from memonger.runtime.worker import WorkerError
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
@@ -453,11 +454,15 @@ class _Contest:
                 number += 1
                 file = self.folder / f"{number}.onnx"
                 save_model(made.clone(), file, limit=0)
-                with self._process(file, f"after{number}") as after:
-                    why_not, ratio = self._compared(before, after, number)
-                    why_not = why_not or next(filter(None, (self._at(size, path, file) for size in self.others)), "")
-                    if not why_not:
-                        return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
+                try:
+                    with self._process(file, f"after{number}") as after:
+                        why_not, ratio = self._compared(before, after, number)
+                        others = filter(None, (self._at(size, path, file) for size in self.others))
+                        why_not = why_not or next(others, "")
+                        if not why_not:
+                            return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
+                except WorkerError as error:
+                    why_not, ratio = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     left = [other for other in left if other.seconds <= candidate.seconds - 0.01 * self.once]

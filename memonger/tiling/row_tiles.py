@@ -113,7 +113,7 @@ def needs_own(nodes: Mapping[ir.Node, RowRule]) -> bool:
 
 def row_slices(
     nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]],
-    least: Callable[[ir.Node], int] = lambda node: 1,
+    least: Callable[[ir.Node], int] = lambda node: 1, early: Sequence[Mapping[ir.Node, int]] = (),
 ) -> list[RowSlice]:  # fmt: skip
     """The slices of a band, one after the other.
 
@@ -121,14 +121,16 @@ def row_slices(
         nodes: Its nodes that read images, in order.
         parts: Of each slice the part of all rows of the results that is there behind it, as a fraction.
         least: How many rows a node gives at least, if it has as many: where fewer are left, it gives these, too.
+        early: Of each slice before these the rows of nodes that are there behind it.
     """
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if _runs_again(node, nodes)}
     done, slices = dict[ir.Node, int](), list[tuple[tuple[Tile, ...], dict[ir.Value, tuple[Interval, ...]]]]()
-    for part, whole in parts:
-        until = {value: rows_in(value, nodes) * part // whole for value in exits}
+    results = [{value: rows_in(value, nodes) * part // whole for value in exits} for part, whole in parts]
+    wanted = [*((dict[ir.Value, int](), one) for one in early), *((one, dict[ir.Node, int]()) for one in results)]
+    for until, aims in wanted:
         tiles, reads = list[Tile](), dict[ir.Value, tuple[Interval, ...]]()
         for node in reversed(order):
-            begin, end = done.get(node, 0), max(until.get(value, 0) for value in node.outputs)
+            begin, end = done.get(node, 0), max(aims.get(node, 0), *(until.get(value, 0) for value in node.outputs))
             if node in again:
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:

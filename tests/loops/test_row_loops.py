@@ -88,6 +88,28 @@ def test_rows_in_a_loop_give_the_same_bits(body: str, height: int, rows: int) ->
     assert same(got["y"], want["y"])
 
 
+def test_a_residual_connection_keeps_its_bits_where_channels_fill_no_blocks() -> None:
+    model = _model(RESIDUAL, 40, 24)
+    feeds = {"x": normal(7, 1, 3, 40, 24)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _in_loops(model, 8)))
+    assert same(got["y"], want["y"])
+
+
+def test_lines_of_a_deep_network_are_filled_step_by_step() -> None:
+    """The first results read 14 rows of the first convolution, of which slices before the loop make a few each."""
+    names = ["x", *"abcdefghijklm", "y"]
+    pairs = itertools.pairwise(names)
+    body = " ".join(f"{b} = Conv <pads = [1, 1, 1, 1]> ({a}, {'w0' if a == 'x' else 'w1'})" for a, b in pairs)
+    model = _model(body, 48)
+    made = onnx.shape_inference.infer_shapes(_in_loops(model, 2))
+    shapes = {v.name: v.type.tensor_type.shape for v in made.graph.value_info}
+    convs = [node.output[0] for node in made.graph.node if node.op_type == "Conv"]
+    assert max(shapes[name].dim[2].dim_value for name in convs if name.startswith("a.")) <= 5
+    feeds = {"x": normal(7, 1, 3, 48, 24)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert same(got["y"], want["y"])
+
+
 def test_no_row_is_computed_twice_and_none_of_padding() -> None:
     """As many rows of each convolution as there are: those of the nodes around the loop, and of its slices."""
     model = _model(RESIDUAL, 40)
