@@ -110,6 +110,47 @@ class SuperResolution(nn.Module):
         return self.tail(x + first)
 
 
+class Denoiser(nn.Module):
+    """Convolutions of 64 channels at one size, and the noise taken from the image (DnCNN, Zhang et al. 2017)."""
+
+    def __init__(self, width: int = 64, depth: int = 17) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.ReLU()]
+        for _ in range(depth - 2):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(width, 3, 3, padding=1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``[batch, 3, 216, 384]`` → the same."""
+        return image - self.layers(image)
+
+
+class Segmenter(nn.Module):
+    """A strided backbone, dilated convolutions side by side with a global pool, and masks as large as the image.
+
+    After DeepLabv3 (Chen et al. 2017), at an eighth of the image.
+    """
+
+    def __init__(self, widths: tuple[int, ...] = (32, 64, 128), classes: int = 21) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        for a, b in zip((3, *widths), widths, strict=False):
+            stages += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.BatchNorm2d(b), nn.ReLU()]
+            stages += [nn.Conv2d(b, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()]
+        self.backbone, last = nn.Sequential(*stages), widths[-1]
+        self.wide = nn.ModuleList(nn.Conv2d(last, 64, 3, padding=rate, dilation=rate) for rate in (1, 2, 4))
+        self.pooled, self.joined = nn.Conv2d(last, 64, 1), nn.Conv2d(4 * 64, 64, 1)
+        self.head = nn.Conv2d(64, classes, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``[batch, 3, 512, 512]`` → classes ``[batch, 512, 512]``."""
+        x = self.backbone(image)
+        pooled = self.pooled(x.mean((2, 3), keepdim=True)).relu().expand(-1, -1, *x.shape[2:])
+        x = torch.cat([*(each(x).relu() for each in self.wide), pooled], 1)
+        scores = self.head(self.joined(x).relu())
+        return nn.functional.interpolate(scores, scale_factor=8.0, mode="bilinear").argmax(1)
+
+
 class _Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -152,10 +193,19 @@ EXPORTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
     "image decoder": (ImageDecoder, lambda batch: torch.randn(batch, 4, 64, 64)),
 }
 
+IMAGES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]] = {
+    "super-resolution": EXPORTS["super-resolution"],
+    "denoiser": (Denoiser, lambda batch: torch.randn(batch, 3, 216, 384)),
+    "segmenter": (Segmenter, lambda batch: torch.randn(batch, 3, 512, 512)),
+    "detector": (Detector, lambda batch: torch.randn(batch, 3, 640, 640)),
+    "image decoder": EXPORTS["image decoder"],
+}
+"""Networks of which one image takes much."""
+
 
 def export(name: str, path: Path) -> None:
     """Write a network as ONNX with seeded weights; its first dimension is ``batch``."""
-    make, example = EXPORTS[name]
+    make, example = {**EXPORTS, **IMAGES}[name]
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations

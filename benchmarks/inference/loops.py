@@ -1,38 +1,59 @@
-"""Models in loops, beside themselves as they were: ``python -m benchmarks.inference.loops [NAME...]``.
+"""Models in loops, beside themselves as they were: ``python -m benchmarks.inference.loops [--images] [NAME...]``.
 
-Writes loops.txt. Networks of `benchmarks.networks` at batch 16, in stock onnxruntime with its default options, file
-before and after in processes of their own that take turns: own memory of the process once loaded, the most of a run
-beyond that, and the fastest run. Outputs are compared bit for bit. A network that gains nothing has the reason.
+Writes loops.txt, with ``--images`` images.txt. Networks of `benchmarks.networks` at batch 16, or networks of single
+images, in stock onnxruntime with its default options, file before and after in processes of their own that take turns:
+own memory of the process once loaded, the most of a run beyond that, and the fastest run. Outputs are compared bit for
+bit. A network that gains nothing has the reason.
 """
 
 import argparse
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import onnx
+
 import memonger
+import models
 from benchmarks.machine import MIB, Table, geometric_mean, keep, stamp
 from benchmarks.networks import DEFAULT, NETWORKS, write
 from memonger.errors import PlanError
 from memonger.loops.search import Footprint
+from models import torch_exports
 
 BATCH = 16
+SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("resnet50", 1024))
+"""Networks of ``models/``, and the height and width of the image that they are given."""
+
 TABLE = Table(
     "network<19", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f", "forecast>9.2f",
     "after>6.2f", "seconds>8.0f", "slices<16",
 )  # fmt: skip
 
 
-def row(name: str, folder: Path) -> tuple[str, float | None, float | None]:
+def images() -> Mapping[str, Callable[[Path], None]]:
+    """Networks of single images, and what writes their files."""
+    squares = {f"{name} {pixels}": partial(_square, name, pixels) for name, pixels in SQUARES}
+    return {name: partial(torch_exports.export, name) for name in torch_exports.IMAGES} | squares
+
+
+def _square(name: str, pixels: int, path: Path) -> None:
+    onnx.save(models.build(name, batch=None, image=pixels), path)
+
+
+def row(name: str, write: Callable[[Path], None], batch: int) -> tuple[str, float | None, float | None]:
     """A line of the table, and the ratios of memory and time."""
-    write(name, folder / "model.onnx")
-    begin = time.perf_counter()
-    try:
-        made = memonger.shrink(folder / "model.onnx", batch=BATCH)
-    except PlanError as error:
-        return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write(path)
+        begin = time.perf_counter()
+        try:
+            made = memonger.shrink(path, batch=batch)
+        except PlanError as error:
+            return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
     before, after = made.before, made.after
     assert before.seconds is not None
     assert after.seconds is not None
@@ -54,20 +75,26 @@ def _forecast(footprint: Footprint) -> float:
     return (footprint.expected.run_bytes if footprint.expected else math.nan) / _run(footprint)
 
 
-def lines(names: Sequence[str]) -> Iterator[str]:
+def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:
     """The lines of the table, of all networks or those of these names."""
-    yield from stamp(" ".join(["inference.loops", *names]), ("onnxruntime", "onnx", "onnx-ir", "numpy"))
+    command = " ".join(["inference.loops", *(["--images"] if is_image else []), *names])
+    yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir", "numpy"))
+    batch = 1 if is_image else BATCH
     yield ""
-    yield f"batch {BATCH}; MiB of the process's own memory; forecast: of a run, as a part of it; "
+    yield f"batch {batch}; MiB of the process's own memory; forecast: of a run, as a part of it; "
     yield "slices: nodes, and in how many slices they run"
     yield ""
     yield TABLE.heading
     means = list[tuple[str, float, float]]()
-    for name in names or [name for name in DEFAULT if not NETWORKS[name].is_long]:
-        with tempfile.TemporaryDirectory() as folder:
-            line, memory, took = row(name, Path(folder))
+    known: Mapping[str, Callable[[Path], None]] = images()
+    usual = list(known)
+    if not is_image:
+        known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
+    for name in names or usual:
+        line, memory, took = row(name, known[name], batch)
         yield line
-        means += [(NETWORKS[name].family, memory, took)] if memory is not None and took is not None else []
+        family: str = "images" if is_image else NETWORKS[name].family
+        means += [(family, memory, took)] if memory is not None and took is not None else []
     yield ""
     for family in dict.fromkeys(family for family, _, _ in means):
         ratios = [(memory, took) for kind, memory, took in means if kind == family]
@@ -78,9 +105,14 @@ def lines(names: Sequence[str]) -> Iterator[str]:
 def main() -> None:
     """Measure, print and keep the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS], help="only these networks, and no file")
-    names = parser.parse_args().names
-    keep(lines(names), None if names else Path(__file__).with_suffix(".txt"))
+    parser.add_argument("--images", action="store_true", help="networks of single images")
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *images()], help="only these networks, and no file")
+    given = parser.parse_args()
+    unknown = set(given.names).difference(images() if given.images else NETWORKS)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: {'without' if given.images else 'with'} --images")
+    path = Path(__file__).with_name("images.txt") if given.images else Path(__file__).with_suffix(".txt")
+    keep(lines(given.names, given.images), None if given.names else path)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ _TRAINING = (9 * MiB, 8.5 * KiB)
 _INFERENCE = (1.5 * MiB, 20 * KiB)
 _CHUNKS = (1.5 * MiB, 4 * KiB)  # beside those of inference: for each step its addresses
 
-_PROCESS = (13.1 * MiB, 6.5 * KiB)
+_PROCESS = (12.9 * MiB, 10 * KiB)
 """What a process takes for inference beside tensors, modules included, and for each node: importing onnxruntime takes
 8.4 MiB, and what runs a planned file 3.5."""
 

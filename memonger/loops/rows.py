@@ -11,7 +11,7 @@ What a slice reads of a value that is there whole, it gathers by row numbers; it
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,19 +41,25 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
         raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
-    there, start, gone = set(inner_graphs(copy.graph)), 0, list[ir.Node]()
+    blocks = _Blocks(writer)
+    there, start, gone, results = set(inner_graphs(copy.graph)), 0, list[ir.Node](), list[ir.Value]()
     for number, band in enumerate(bands):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
         tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        _BandInLoop(writer, number, tiled, set(), 1).write(band.rows)
+        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks)
+        in_loop.write(band.rows)
+        results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
     for node in gone:
         writer.detach(node)
+    for value in results:
+        blocks.put(value, set(nodes))
+    blocks.finish()
     writer.drop_unread()
     bodies = [body for body in inner_graphs(copy.graph) if body not in there]
     for graph in (copy.graph, *bodies):
@@ -61,33 +67,59 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
             for mark in (CHUNK, STRIP, WINDOW):
                 node.metadata_props.pop(mark, None)
     move_constants(writer, bodies)
+    for graph in (copy.graph, *bodies):
+        _early(graph)
     return copy
 
 
+def _early(graph: ir.Graph) -> None:
+    """Put lines that a loop takes or a body gives where onnxruntime's default order has each as soon as it is there.
+
+    It goes back from what nothing reads and from a node's inputs, those that stand last in the file first.
+    """
+    step_of = {value: step for step, node in enumerate(graph) for value in node.outputs}
+    scans: list[ir.Node | None] = [node for node in graph if node.op_type == "Scan"]
+    for scan in scans or [None]:
+        values = graph.outputs if scan is None else scan.inputs
+        made = [v.producer() for v in values if v is not None and all(n is scan for n in v.consumers())]
+        cuts = {node for node in made if node is not None and node.op_type in ("Slice", "Concat", "Identity")}
+        read = {node: max(step_of.get(v, -1) for v in node.inputs if v is not None) for node in cuts}
+        latest = sorted(cuts, key=lambda node: (read[node], str(node.name)), reverse=True)
+        graph.remove(latest)
+        if scan is None:
+            graph.extend(latest)
+        else:
+            graph.insert_before(scan, latest)
+
+
 def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
-    """A band of which most slices do the same: as it is or with more rows in each; None where there are too few.
+    """A band that can run in a loop: as it is or with more rows in each slice; None where there are too few.
 
     Args:
         band: Of so many rows.
         nodes: Of the band that read images.
     """
     for rows in dict.fromkeys(-(-band.rows // unit) * unit for unit in _UNITS):
-        slices = _slices(nodes, rows)
+        parts = bounds(nodes, rows)
+        if len(parts) < _SLICES:
+            return None
+        slices = _slices(nodes, parts[:_SLICES])
         begin, end = steady(slices)
-        if end - begin >= max(2, _MOSTLY * len(slices)):
-            return RowBand(band.begin, band.end, len(slices), rows)
+        tiles = slices[begin].tiles if end - begin >= _ALIKE else ()
+        if tiles and all(copy.rows[1] - copy.rows[0] >= _least_rows(node) for node, copy in tiles):
+            return RowBand(band.begin, band.end, len(parts), rows)
     return None
 
 
 _UNITS = (1, 2, 4, 8, 16, 32)
 """Of so many rows, images that are half, a quarter, ... as high have whole rows."""
 
-_MOSTLY = 0.4
-"""At least so many of all slices run in the loop."""
+_SLICES, _ALIKE = 6, 2
+"""A loop needs so many slices, and as many of these one after the other that do the same."""
 
 
-def _slices(nodes: Mapping[ir.Node, RowRule], rows: int) -> list[RowSlice]:
-    return [one for one in row_slices(nodes, bounds(nodes, rows), _least_rows) if one.tiles]
+def _slices(nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]]) -> list[RowSlice]:
+    return [one for one in row_slices(nodes, parts, _least_rows) if one.tiles]
 
 
 Place = tuple[ir.Value | None, object, object]
@@ -149,6 +181,62 @@ _IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Re
 _MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsample"}
 """Operators that may write channels in blocks."""
 
+_BLOCK = 16
+"""Channels of a block, at most."""
+
+
+def _is_in_blocks(value: ir.Value) -> bool:
+    """Whether onnxruntime may have a value's channels in blocks."""
+    producer = value.producer()
+    is_image = len(static_shape(value) or ()) == 4 and value.dtype == ir.DataType.FLOAT
+    return is_image and producer is not None and producer.op_type in _MAKES_BLOCKS
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Lets onnxruntime have images in blocks of channels that nothing else has it lay out so.
+
+    Attributes:
+        writer: Of the model.
+        made: What it wrote.
+    """
+
+    writer: SliceWriter
+    made: set[ir.Node] = field(default_factory=set)
+
+    def node(self, value: ir.Value, result: ir.Value) -> ir.Node:
+        """A node that writes what it reads: a pool of 1 × 1; where channels fill no blocks, a convolution of 1 × 1."""
+        channels, writer = (static_shape(value) or ())[1], self.writer
+        if channels % _BLOCK == 0:
+            name = writer.fresh(f"{result.name}/AveragePool")
+            made = ir.node("AveragePool", [value], {"kernel_shape": [1, 1]}, outputs=[result], name=name)
+        else:
+            same = np.eye(channels, dtype=np.float32)[:, :, None, None]
+            weight = writer.initializer(f"{result.name}.weight", ir.Tensor(same))
+            made = ir.node("Conv", [value, weight], outputs=[result], name=writer.fresh(f"{result.name}/Conv"))
+        self.made.add(made)
+        return made
+
+    def put(self, value: ir.Value, nodes: Collection[ir.Node]) -> None:
+        """Let those of these nodes that work on channels in blocks read a band's result so."""
+        users = [use for use in value.uses() if use.node in nodes and use.node.op_type in _IN_BLOCKS]
+        producer = value.producer()
+        if users and producer is not None:
+            result = ir.Value(name=self.writer.fresh(f"{value.name}.blocks"), type=value.type, shape=value.shape)
+            self.writer.model.graph.insert_after(producer, self.node(value, result))
+            for use in users:
+                use.node.replace_input_with(use.idx, result)
+
+    def finish(self) -> None:
+        """Let additions read first what isn't written here: the first is the convolution that they are added in."""
+        for one in self.made:
+            own = one.outputs[0]
+            for node in (user for user in own.consumers() if user.op_type == "Add" and user.inputs[0] is own):
+                other = node.inputs[1]
+                if other is not None and other.producer() not in self.made:
+                    node.replace_input_with(0, other)
+                    node.replace_input_with(1, own)
+
 
 _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
@@ -165,15 +253,16 @@ def _least_rows(node: ir.Node) -> int:
     return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
     """A band of which most slices are written once, as the body of a loop."""
 
+    in_blocks: _Blocks
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
 
     def write(self, rows: int) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        slices = _slices(self.nodes, rows)
+        slices = _slices(self.nodes, bounds(self.nodes, rows))
         begin, end = steady(slices)
         if end - begin < 2:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
@@ -198,17 +287,15 @@ class _BandInLoop(BandWriter):
         It adds to the result of a convolution within that only what lies in blocks, which rounds otherwise than
         behind it. A pool of 1 × 1 writes blocks, and what it read.
         """
-        read, producer = self.read(value, rows), value.producer()
+        read = self.read(value, rows)
         made = read.producer()
-        if node.op_type not in _IN_BLOCKS or producer is None or producer.op_type not in _MAKES_BLOCKS:
-            return read
-        if len(static_shape(value) or ()) != 4 or value.dtype != ir.DataType.FLOAT:
+        if node.op_type not in _IN_BLOCKS or not _is_in_blocks(value):
             return read
         if made is not None and "." in made.metadata_props.get(STRIP, ""):
             return read
         if (value, rows) not in self.pooled:
             result = self._like(value, rows, f"{value.name}.blocks")
-            self.writer.window("AveragePool", [read], {"kernel_shape": [1, 1]}, result)
+            self.writer.order.append(self.in_blocks.node(read, result))
             self.pooled[value, rows] = result
         return self.pooled[value, rows]
 
@@ -237,11 +324,11 @@ class _BandInLoop(BandWriter):
         last, axes, behind = {v: copy.rows for node, copy in slices[-1].tiles for v in node.outputs}, list[int](), []
         for value, (piece,) in self.wholes.items():
             assert piece.value is not None
-            self._add_end(piece.value, begins, ends)
             rows, axis, dims = (piece.rows[0], last[value][1]), self.axes[value], list(static_shape(piece.value) or ())
-            stacked = ir.Shape([*dims[:axis], count, *dims[axis:]])
+            ends.append(self._flat(piece.value, dims, axis))
+            stacked = ir.Shape([math.prod(dims[:axis]), count, math.prod(dims[axis:])])
             outputs.append(ir.Value(name=writer.fresh(f"{value.name}.slices"), type=value.type, shape=stacked))
-            axes.append(axis)
+            axes.append(1)
             behind.append((value, rows, outputs[-1]))
         body = ir.Graph([*begins, *numbers], ends, nodes=writer.order, name=writer.fresh("rows.body"))
         attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(numbers))]
@@ -256,6 +343,13 @@ class _BandInLoop(BandWriter):
 
     def _like(self, value: ir.Value, rows: Interval, name: str) -> ir.Value:
         return self.writer.value(value, self.axes[value], rows[1] - rows[0], name)
+
+    def _flat(self, value: ir.Value, dims: Sequence[int], axis: int) -> ir.Value:
+        """A result as a body gives it: a view that stands before all lines in the file, so that these are cut first."""
+        shape = [math.prod(dims[:axis]), math.prod(dims[axis:])]
+        flat = ir.Value(name=self.writer.fresh(f"{value.name}.flat"), type=value.type, shape=ir.Shape(shape))
+        self.writer.window("Reshape", [value, self.writer.integers(shape)], {}, flat)
+        return flat
 
     def _add_end(self, value: ir.Value, begins: Sequence[ir.Value], ends: list[ir.Value]) -> None:
         """Add what a body gives: none of what it takes, and none twice."""

@@ -46,7 +46,7 @@ from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.rewritten import ToSlice
 from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowSearch
-from memonger.tiling.row_tiles import RowBand, row_rules
+from memonger.tiling.row_tiles import row_rules
 from memonger.tiling.slice_check import EXACT, SliceCheck
 from memonger.words import option
 
@@ -347,16 +347,21 @@ def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
 
 def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
     """Steps before which a loop may end: where fewest bytes cross of those that no fusion crosses."""
+    clean = _may_end(nodes)
+    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
+    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
+    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
+
+
+def _may_end(nodes: Sequence[ir.Node]) -> list[bool]:
+    """Before which steps a loop may end: no fusion crosses there."""
     step_of, clean = {node: step for step, node in enumerate(nodes)}, np.ones(len(nodes) + 1, bool)
-    for step in range(span.begin, span.end):
-        node = nodes[step]
+    for step, node in enumerate(nodes):
         for user in (user for value in node.outputs for user in value.consumers()):
             is_fused = user.op_type not in _HEAVY and not (user.op_type == "Add" and node.op_type not in _FUSED)
             if is_fused and user in step_of:
                 clean[step + 1 : step_of[user] + 1] = False
-    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
-    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
-    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
+    return [bool(one) for one in clean]
 
 
 def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
@@ -393,21 +398,15 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    search, known = RowSearch(job, lines=4, results=2), dict[RowBand, RowBand | None]()
+    search = RowSearch(job, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
     model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
-    for in_slices, parts in search.ways({}, most_copies=math.inf):
-        bands, loops = list[RowBand](), list[Loop]()
-        for part in in_slices:
-            own = {nodes[n]: rule for n in range(part.begin, part.end) if isinstance(rule := rules[n], RowRule)}
-            if part not in known:
-                known[part] = in_steady_slices(part, own)
-            band, steps = known[part], list(own)
-            if band is not None:
-                bands.append(band)
-                loops.append(Loop(str(steps[0].name), str(steps[-1].name), len(own), band.slices))
-        if len(bands) == len(in_slices):
-            seconds = math.fsum(part.seconds for part in parts)
-            yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
+    for bands, parts in search.ways({}, most_copies=math.inf):
+        loops = list[Loop]()
+        for band in bands:
+            own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], RowRule)]
+            loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
+        seconds = math.fsum(part.seconds for part in parts)
+        yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
 
 
 @dataclass(slots=True)

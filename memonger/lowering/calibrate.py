@@ -140,7 +140,7 @@ def run(
         pattern=False,  # the statistics are exact only without
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
-        limit=ort.Limit(None) if device.is_host and _has_bodies(model) else None,
+        limit=ort.Limit(None) if device.is_host else None,  # a session's own allocator doubles what it takes
     )
     inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model)
     given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
@@ -150,7 +150,10 @@ def run(
             nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None, spent)
             return _seen(model, device, (nodes,), workspace)
     once = partial(_run_once, model=model, given=given, generated=inputs is None, spent=spent, persisting=persisting)
-    written, results = _run_on_host(model, options, wanted, once)
+    try:
+        written, results = _run_on_host(model, options, wanted, once)
+    finally:
+        ort.shrink_host_memory()
     seen = _seen(model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {})
     return replace(seen, results=results)
 
@@ -268,10 +271,6 @@ def _seen(
         else workspace,
         grown={run.name: run.grown for run in last if run.grown > 0},
     )
-
-
-def _has_bodies(model: ir.Model) -> bool:
-    return any(subgraphs(node) for node in model.graph)
 
 
 def _with_bodies(

@@ -65,7 +65,7 @@ def prepare(
     Raises:
         SessionError: onnxruntime would add nodes to a model.
     """
-    plans = sorted(plans, key=lambda plan: bool(plan.ranges))
+    first, plans = plans[0], sorted(plans, key=lambda plan: bool(plan.ranges))
     for plan in plans if check_order else ():
         check_as_written(plan, device)
     found: dict[int, PreparedPlan] = {}
@@ -86,7 +86,6 @@ def prepare(
         for index, program in zip(members, programs, strict=True):
             found[index] = PreparedPlan(program, (whole(program),), plans[index].batch)
         groups.append(_shared(plans[members[0]], members, programs, varying, lending))
-    first = plans[0]
     batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
     said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
     prepared = Prepared(
@@ -96,7 +95,7 @@ def prepare(
         sizes=(*said, *(described(one.ranges) for one in plans if one.ranges)),
         plans=tuple(found[index] for index in range(len(plans))),
         room=room_of(plans),
-        cuda=first.stamp.cuda if first.stamp is not None else None,
+        cuda=plans[0].stamp.cuda if plans[0].stamp is not None else None,
         limit=limit_of(plans),
         state=dict(state or {}),
         maps=maps_of(first.model, first.name),
@@ -114,8 +113,8 @@ def _shared(
     plan: Plan, members: Sequence[int], programs: tuple[Program, ...], varying: Sequence[str], lending: Lending | None
 ) -> Iterator[SessionGroup]:
     """The one session of plans that are alike."""
-    model = session_model(plan, programs[0], varying, len(members) > 1)
-    yield SessionGroup(message(model, lending), tuple(members), programs)
+    told = message(session_model(plan, programs[0], varying, len(members) > 1), lending)
+    yield SessionGroup(told, tuple(members), programs)
 
 
 def plans_of(plan: Source, check_weights: bool) -> list[Plan]:

@@ -4,8 +4,8 @@ Reading a planned file takes onnx, protobuf and most of memonger: some 15 MiB of
 long as it lives, and beside a small model that is most of what it takes. So where this process hasn't loaded onnx, a
 child does all of it, and hands over what sessions are made from (`memonger.runtime.prepared`). Meanwhile this process
 imports onnxruntime, and the child needs none of its own to try onnx's checker in, so that this takes no longer. Who has
-loaded onnx already would gain nothing, and a plan for ranges of sizes needs it when it runs: then, and where no child
-can be started, this process does it itself, by the same function.
+loaded onnx already would gain nothing, a plan for ranges of sizes needs it when it runs, and a GPU would be set up in
+both: then, and where no child can be started, this process does it itself, by the same function.
 
 What is handed over is pickled: both ends are this package, and the pipe is theirs alone. First comes the record, then,
 each when the one before has been read, what each session is made of, with its message apart, which is large and let go
@@ -23,7 +23,8 @@ from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from memonger import words
-from memonger.errors import MemongerError, RuntimeUnavailableError, SessionError
+from memonger.devices import parse_device
+from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError, SessionError
 from memonger.ir.fields import plan_in
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Message, Prepared, SessionGroup, Wanted
@@ -105,13 +106,18 @@ class _Child:
         given = [source] if isinstance(source, str | Path) else source
         if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
             return None
-        if any((plan_in(one) or {}).get("ranges") for one in given if isinstance(one, str | Path)):
+        paths = [one if isinstance(one, Path) else str(one) for one in given]
+        plans = [plan_in(path) or {} for path in paths]
+        if any(plan.get("ranges") for plan in plans):
             return None  # shapes are computed as they come, by rules that take onnx
+        with suppress(PlanError):  # what is no device is said where it is used
+            device = parse_device(wanted.device or next((one.get("device") for one in plans), None) or "cpu")
+            if not (device.is_host or device.facts.is_portable):
+                return None  # what checks it would set it up in the child as well
         if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
             return None
         import subprocess
 
-        paths = [one if isinstance(one, Path) else str(one) for one in given]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

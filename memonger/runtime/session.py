@@ -31,7 +31,7 @@ class Session:
     """A planned model, ready to run; or one model planned for several input shapes, of which each run picks its own.
 
     Planned files are read and checked in a process of their own, so that this one doesn't keep the modules which that
-    takes. Where ``import onnx`` came before, and for plans for ranges of sizes, this process does it.
+    takes. Where ``import onnx`` came before, on a GPU, and for plans for ranges of sizes, this process does it.
 
     Several plans share one arena, as large as the largest needs. Plans that differ in shapes only share one
     onnxruntime session as well, and so one copy of the weights. Plans with chunks, and for ranges of sizes, don't: each

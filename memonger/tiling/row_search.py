@@ -83,6 +83,9 @@ FORMS = 6
 BLOCKS_AT_ONCE = 4
 """So many blocks of channels onnxruntime computes together."""
 
+Fitted = Callable[[RowBand, Mapping[ir.Node, RowRule]], RowBand | None]
+"""From a band and its nodes to a band."""
+
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
 
@@ -321,15 +324,23 @@ class RowSearch:
         job: The model, in the order of its plan.
         asked: The number of slices that was asked for; 0: any.
         lines: How often the rows are there that are kept for later slices.
-        results: How often what a band computes for others is there.
+        results: How often what a band computes for others is there when it ends.
+        ends: From the nodes in order to whether a band may end before each; None: before any.
+        fitted: From a band and its nodes that read images to the same with as many rows as it needs, or to None where
+            it won't do; None: all will.
 
     Attributes:
         job: The model, in the order of the bands' steps.
     """
 
-    def __init__(self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1) -> None:
+    def __init__(
+        self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1,
+        ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None, fitted: Fitted | None = None,
+    ) -> None:  # fmt: skip
         self.job, self.asked, self.lines, self.copies = _in_long_stretches(job), asked, lines, results
         self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model)
+        self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
+        self.fitted = fitted
         rules = zip(self.nodes, self.rules, strict=True)
         self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
         graph = self.job.plain.graph
@@ -440,7 +451,8 @@ class RowSearch:
         crossing = crossing.cumsum()
         count = min(PLACES, end - begin, max(FEWEST_PLACES, STEPS_OF_BANDS // (end - begin)))
         parts = itertools.pairwise(begin + (end - begin) * number // count for number in range(count + 1))
-        inner = [min(range(max(a, begin + 1), b), key=lambda step: (crossing[step], step), default=b) for a, b in parts]
+        within = [[step for step in range(max(a, begin + 1), b) or [b] if self.ends[step]] for a, b in parts]
+        inner = [min(steps, key=lambda step: (crossing[step], step)) for steps in within if steps]
         return sorted({begin, end, *inner})
 
     def _parts_between(self, begin: int, end: int) -> list[tuple[int, BandOfRows]]:
@@ -453,25 +465,27 @@ class RowSearch:
         if needs_own(own):
             return found
         rows = min((rows_in(value, own) for value in exits), default=0)
-        around, needed = self._around(begin, end), math.inf
+        (before, given), needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows:
                 break
-            band = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
-            if band.slices < 2 or band == found[-1][1].band:
+            band: RowBand | None = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
+            if band is not None and self.fitted is not None:
+                band = self.fitted(band, own)
+            if band is None or band.slices < 2 or band == found[-1][1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:
                 break
             needed = min(needed, bytes_)
-            needs = around + bytes_ + workspace / band.slices
+            needs = max(before + given + bytes_ + workspace / band.slices, before + self.copies * given)
             part = BandOfRows(band, needs, seconds, more, packed * (band.slices - 1))
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found
 
-    def _around(self, begin: int, end: int) -> float:
+    def _around(self, begin: int, end: int) -> tuple[float, float]:
         """Bytes of what there is whole while a band runs: what was there before, and what is read behind it.
 
         A result isn't written over what the band reads, of which later slices read more.
@@ -479,7 +493,7 @@ class RowSearch:
         made, last, number, is_result, sizes = self._lives
         before = number[(made < begin) & (last >= begin)]
         given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum() + self.copies * sizes[np.unique(given)].sum())
+        return float(sizes[np.unique(before)].sum()), float(sizes[np.unique(given)].sum())
 
     @cached_property
     def _lives(self) -> tuple[np.ndarray, ...]:

@@ -252,6 +252,7 @@ class BandWriter:
         reads: What was cut or joined for this slice.
         wholes: Of what is computed for others the whole so far: its slices, or what they are written into.
         exits: What others read, and results of the model.
+        results: The same as it is there in the end.
         axes: The axis of the rows of each value.
     """
 
@@ -266,6 +267,7 @@ class BandWriter:
     reads: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     wholes: dict[ir.Value, list[Piece]] = field(default_factory=dict)
     exits: list[ir.Value] = field(init=False)
+    results: dict[ir.Value, ir.Value] = field(default_factory=dict)
     axes: dict[ir.Value, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -458,3 +460,4 @@ class BandWriter:
         if value in self.blocked:
             self.blocked.add(joined)
         ir.convenience.replace_all_uses_with(value, joined, replace_graph_outputs=True)
+        self.results[value] = joined

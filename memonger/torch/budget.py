@@ -138,7 +138,7 @@ class Backend:
 
     def __init__(self, partition: Partitioner) -> None:
         self.plans = partition.plans
-        self._compile = aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=partition)
+        self._compile = aot_autograd(fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition)
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """What runs a graph that Dynamo traced."""
@@ -248,7 +248,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Step:
         ]
     torch.compiler.reset()
     run = torch.compile(
-        copy, backend=aot_autograd(fw_compiler=_as_it_is, partition_fn=keep), fullgraph=True, dynamic=False
+        copy, backend=aot_autograd(fw_compiler=as_it_is, partition_fn=keep), fullgraph=True, dynamic=False
     )
     try:
         with mode:
@@ -336,7 +336,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
         return sum(one.untyped_storage().nbytes() for one in states)
 
 
-def _as_it_is(module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+def as_it_is(module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """A pass as a function that runs its operators one by one, and lets go of each value behind its last reader."""
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()

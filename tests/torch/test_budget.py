@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,64 +11,20 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import memonger.torch
 from memonger.errors import BudgetError, PlanError
+from memonger.schedule.effort import EFFORT
+from memonger.schedule.strategy import Request
 from memonger.torch import budget as own
 from memonger.units import KiB
+from tests.support.live_storages import LiveStorages, counted
 
 
-class LiveStorages(TorchDispatchMode):
-    """Counts the bytes of all storages that operators make, from when they are made until they are freed."""
-
-    def __init__(self, there: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._seen = dict[int, int]()
-        self.add(there)
-
-    def __torch_dispatch__(self, function: Any, _: Any, arguments: Any = (), named: Any = None) -> Any:
-        results = function(*arguments, **(named or {}))
-        self.add(tree_leaves(results))
-        return results
-
-    def add(self, tensors: Iterable[Any]) -> None:
-        """Storages of tensors are there from now on."""
-        for storage in (one.untyped_storage() for one in tensors if isinstance(one, torch.Tensor)):
-            if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = storage.nbytes()
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._free, storage._cdata)
-
-    def _free(self, key: int) -> None:
-        self.live -= self._seen.pop(key)
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveStorages]]:
-    """Both passes of the backend run under the last of these modes."""
-    modes: list[LiveStorages] = []
-    compiled = own._as_it_is
-
-    def counting(module: Any, inputs: Any) -> Callable[[list[Any]], Any]:
-        run = compiled(module, inputs)
-
-        def boxed(arguments: list[Any]) -> Any:
-            if not modes:
-                return run(arguments)
-            modes[-1].add(arguments)  # gradients of outputs come from outside
-            with modes[-1]:
-                return run(arguments)
-
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(own, "_as_it_is", counting)
-        yield modes
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches end soon: what is tested here doesn't depend on how good a schedule is."""
+    monkeypatch.setattr(own, "Request", partial(Request, effort=EFFORT // 20))
 
 
 class Images(nn.Module):
@@ -136,7 +90,7 @@ def step(run: Any, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple
 
 @pytest.mark.parametrize("name", ["images", "words", "scores"])
 def test_the_peak_is_the_planned_one_and_gradients_have_the_same_bits(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
 ) -> None:
     module, inputs = case(name)
     loss, gradients = step(module, module, inputs)
@@ -145,7 +99,7 @@ def test_the_peak_is_the_planned_one_and_gradients_have_the_same_bits(
     for share in (1.0, 0.7):
         torch.compiler.reset()
         module, inputs = case(name)
-        with counted(monkeypatch) as modes:
+        with counted() as modes:
             made = memonger.torch.backend(None if plan is None else int(share * plan.peak_before_bytes))
             run = torch.compile(module, backend=made)
             found, own_gradients = step(run, module, inputs)
@@ -161,6 +115,33 @@ def test_the_peak_is_the_planned_one_and_gradients_have_the_same_bits(
         assert most >= modes[0].peak >= plan.peak_bytes - 64 * plan.nodes  # sizes are rounded up to 64
         assert (plan.recomputed > 0) == (share < 1)
         assert plan.peak_bytes <= share * plan.peak_before_bytes
+
+
+@pytest.mark.parametrize("way", ["autocast", "open sizes", "accumulated"])
+def test_a_budget_goes_with(way: str) -> None:
+    module, inputs = case("images")
+    runs = [inputs, tuple(one[:3] for one in inputs)] if way == "open sizes" else [inputs] * 2
+
+    def run(*given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+            return module(*given)
+
+    def gradients(budget: int | None) -> tuple[list[torch.Tensor], list[memonger.torch.StepPlan]]:
+        torch.compiler.reset()
+        made = memonger.torch.backend(budget)
+        compiled = torch.compile(run, backend=made, dynamic=way == "open sizes")
+        module.zero_grad()
+        for given in runs:
+            torch.manual_seed(1)
+            compiled(*given).backward()
+        return [one.grad.clone() for one in module.parameters()], made.plans
+
+    expected, (plan, *_) = gradients(None)
+    found, plans = gradients(plan.peak_bytes * 3 // 4)
+    assert all(map(torch.equal, found, expected))
+    assert plans[0].recomputed
+    with torch.no_grad():
+        assert torch.compile(run, backend=memonger.torch.backend("1KiB"))(*inputs).isfinite()
 
 
 def test_what_a_plan_counts_is_what_is_there() -> None:
