@@ -125,7 +125,7 @@ def models(cache: Path, names: Sequence[str], folder: Path) -> Iterator[tuple[st
             dims = open_dims(path)
             sizes = sizes_of(path, dims) if dims is not None else "its batch is written in"
             if not isinstance(sizes, str):
-                yield name.split("/")[-1], path, sizes
+                yield f"{name.split()[1]} {name.split('/')[-1]}" if "/" in name else name, path, sizes
 
 
 def compared(client: Client, before: Path, after: Path, feeds: Mapping[str, np.ndarray], folder: Path) -> list[object]:
