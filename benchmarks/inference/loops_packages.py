@@ -82,7 +82,7 @@ def row(path: Path) -> dict[str, Any]:
     return {"why": record} if isinstance(record, str) else {kind: record[kind] for kind in ("before", "after")}
 
 
-def lines(rows: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[str]:
+def lines(rows: Mapping[str, Mapping[str, Any]], total: int, command: str) -> Iterator[str]:
     """The lines of the table."""
     yield from stamp(command, ("onnxruntime", "onnx", "numpy"))
     yield ""
@@ -105,6 +105,8 @@ def lines(rows: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[str]:
         yield f"{len(ratios)} gain: {memory:.3f} of the memory of a run at {took:.2f} of its time"
     refused = [found["why"] for found in rows.values() if "why" in found]
     crashed, closed = sum(why.startswith("CRASH") for why in refused), sum("closed" in found for found in rows.values())
+    if len(rows) < total:
+        yield f"{len(rows)} of {total} files: --resume runs the others"
     yield f"{len(refused) - crashed} are refused with the reason, {crashed} crash, {closed} have their batch written in"
 
 
@@ -124,7 +126,10 @@ def main() -> None:
             record.add(name, row(names[name]()))
             print(name, record.rows[name].get("why", "gains or is closed"), file=sys.stderr, flush=True)
     rows = {name: record.rows[name] for name in names if name in record.rows}
-    keep(lines(rows, " ".join(["inference.loops_packages", *words])), None if words else here.with_suffix(".txt"))
+    keep(
+        lines(rows, len(names), " ".join(["inference.loops_packages", *words])),
+        None if words else here.with_suffix(".txt"),
+    )
 
 
 if __name__ == "__main__":
