@@ -35,7 +35,7 @@ PACKAGED = ("vietcombank", "PP-OCRv6_det", "magika", "dnsmos_models/sig.onnx", "
 BATCH = 16
 OVERHEAD = 1.0  # more than shrink allows by default: on a busy machine it tells little
 TABLE = Table(
-    "file<40", "client<24", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "all>6.3f",
+    "file<46", "client<24", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "all>6.3f",
     "time>5.2f", "bits<10",
 )  # fmt: skip
 
@@ -125,7 +125,7 @@ def models(cache: Path, names: Sequence[str], folder: Path) -> Iterator[tuple[st
             dims = open_dims(path)
             sizes = sizes_of(path, dims) if dims is not None else "its batch is written in"
             if not isinstance(sizes, str):
-                yield name.split("/")[-1], path, sizes
+                yield f"{name.split()[1]} {name.split('/')[-1]}" if "/" in name else name, path, sizes
 
 
 def compared(client: Client, before: Path, after: Path, feeds: Mapping[str, np.ndarray], folder: Path) -> list[object]:
@@ -163,7 +163,7 @@ def lines(cache: Path, names: Sequence[str]) -> Iterator[str]:
             try:
                 made = memonger.shrink(path, batch=BATCH, dims=dims, max_overhead=OVERHEAD)
             except PlanError as error:
-                yield f"{label:40}{str(error).split(': ', 1)[-1]}"
+                yield f"{label:46}{str(error).split(': ', 1)[-1]}"
                 continue
             made.save(folder / "beside.onnx")
             made.save(folder / "inside.onnx", weights="inside")
@@ -172,7 +172,7 @@ def lines(cache: Path, names: Sequence[str]) -> Iterator[str]:
                 try:
                     cells = compared(client, path, folder / f"{client.weights}.onnx", feeds, folder / "run.files")
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    yield f"{label:40}{client.name:24}{str(error)[:120]}"
+                    yield f"{label:46}{client.name:24}{str(error)[:120]}"
                     continue
                 yield TABLE.row(label, client.name, *cells)
 

@@ -1,23 +1,24 @@
 """Files that others made, in loops: ``python -m benchmarks.inference.loops_packages [WORD...]``.
 
-Writes loops_packages.txt. Of the files of `benchmarks.packages` those whose first dimension is open go through
-``memonger shrink --batch 16``, each in a process of its own with a limit of LIMIT seconds: what a run takes in stock
-onnxruntime with its default options, before and after, forecast and time; or why nothing is written.
+Writes loops_packages.txt, and rows to loops_packages.json, of which ``--resume`` takes those that are there. Of the
+files of `benchmarks.packages` those whose first dimension is open go through ``memonger shrink --batch 16``, each in a
+process of its own with a limit of LIMIT seconds: what a run takes in stock onnxruntime with its default options, before
+and after, and the ratio of times; or why nothing is written.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from benchmarks.machine import MIB, ROOT, Table, geometric_mean, keep, stamp
+from benchmarks.machine import MIB, ROOT, Record, Table, geometric_mean, keep, stamp
 from benchmarks.packages import files
 
 LIMIT = 400.0
@@ -70,47 +71,65 @@ def sizes_of(path: Path, names: Sequence[str]) -> dict[str, int] | str:
     return {name: sizes[name] for name in names}
 
 
-def lines(cache: Path, words: Sequence[str]) -> Iterator[str]:
-    """The lines of the table, of all files or those whose names have one of these words."""
-    yield from stamp(" ".join(["inference.loops_packages", *words]), ("onnxruntime", "onnx", "numpy"))
+def row(path: Path) -> dict[str, Any]:
+    """What became of a file: what it takes before and after, or why it is left as it is."""
+    names = open_dims(path)
+    if names is None:
+        return {"closed": True}
+    sizes = sizes_of(path, names)
+    with tempfile.TemporaryDirectory() as folder:
+        record = sizes if isinstance(sizes, str) else shrunk(path, Path(folder) / "s.onnx", sizes)
+    return {"why": record} if isinstance(record, str) else {kind: record[kind] for kind in ("before", "after")}
+
+
+def lines(rows: Mapping[str, Mapping[str, Any]], total: int, command: str) -> Iterator[str]:
+    """The lines of the table."""
+    yield from stamp(command, ("onnxruntime", "onnx", "numpy"))
     yield ""
     yield f"batch {BATCH}; MiB of the process's own memory, of a run over the loaded model"
     yield ""
     yield TABLE.heading
-    why, ratios, closed = Counter[str](), list[tuple[float, float]](), 0
-    for name, made in files(cache):
-        if words and not any(word in name for word in words):
-            continue
-        path = made()
-        names = open_dims(path)
-        if names is None:
-            closed += 1
-            continue
-        sizes, label = sizes_of(path, names), name if len(name) <= 71 else f"…{name[-70:]}"
-        with tempfile.TemporaryDirectory() as folder:
-            record = sizes if isinstance(sizes, str) else shrunk(path, Path(folder) / "s.onnx", sizes)
-        if isinstance(record, str):
-            why["CRASH" if record.startswith("CRASH") else "refused"] += 1
-            yield f"{label:72}{record.split(': ', 1)[-1] if not record.startswith('CRASH') else record}"
-            continue
-        before, after = record["before"], record["after"]
-        ratios.append((after["run_bytes"] / max(1, before["run_bytes"]), after["seconds"] / before["seconds"]))
-        taken = (each[kind] / MIB for kind in ("loaded_bytes", "run_bytes") for each in (before, after))
-        yield TABLE.row(label, *taken, *ratios[-1])
+    ratios = list[tuple[float, float]]()
+    for name, found in rows.items():
+        label = name if len(name) <= 71 else f"…{name[-70:]}"
+        if "why" in found:
+            yield f"{label:72}{found['why'].split(': ', 1)[-1]}"
+        elif "before" in found:
+            before, after = found["before"], found["after"]
+            ratios.append((after["run_bytes"] / max(1, before["run_bytes"]), after["seconds"] / before["seconds"]))
+            taken = (each[kind] / MIB for kind in ("loaded_bytes", "run_bytes") for each in (before, after))
+            yield TABLE.row(label, *taken, *ratios[-1])
     yield ""
     if ratios:
         memory, took = (geometric_mean(values) for values in zip(*ratios, strict=True))
         yield f"{len(ratios)} gain: {memory:.3f} of the memory of a run at {took:.2f} of its time"
-    yield f"{why['refused']} are refused with the reason, {why['CRASH']} crash, {closed} have their batch written in"
+    refused = [found["why"] for found in rows.values() if "why" in found]
+    crashed, closed = sum(why.startswith("CRASH") for why in refused), sum("closed" in found for found in rows.values())
+    if len(rows) < total:
+        yield f"{len(rows)} of {total} files: --resume runs the others"
+    yield f"{len(refused) - crashed} are refused with the reason, {crashed} crash, {closed} have their batch written in"
 
 
 def main() -> None:
     """Measure, print and keep the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/memonger/packages"), metavar="FOLDER")
+    parser.add_argument("--resume", action="store_true", help="run what loops_packages.json lacks")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no file after so many")
     parser.add_argument("words", nargs="*", help="only files whose names have one of them, and no table is kept")
     asked = parser.parse_args()
-    keep(lines(asked.cache.expanduser(), asked.words), None if asked.words else Path(__file__).with_suffix(".txt"))
+    here, words = Path(__file__), asked.words
+    record = Record(None if words else here.with_suffix(".json"), asked.resume, asked.minutes)
+    names = dict(files(asked.cache.expanduser()))
+    for name in names:
+        if name not in record.rows and (not words or any(word in name for word in words)) and not record.is_over:
+            record.add(name, row(names[name]()))
+            print(name, record.rows[name].get("why", "gains or is closed"), file=sys.stderr, flush=True)
+    rows = {name: record.rows[name] for name in names if name in record.rows}
+    keep(
+        lines(rows, len(names), " ".join(["inference.loops_packages", *words])),
+        None if words else here.with_suffix(".txt"),
+    )
 
 
 if __name__ == "__main__":

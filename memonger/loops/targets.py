@@ -67,8 +67,8 @@ class Target:
 TARGETS: Mapping[LoopTarget, Target] = MappingProxyType({
     "web": Target(
         "onnxruntime-web", weights="inside", why="it finds no files of weights that bodies of loops read",
-        note="its WebGPU provider lists no Scan among its operators: run it with WebAssembly (executionProviders "
-        "['wasm']).",
+        note="run it with WebAssembly (executionProviders: ['wasm']), as its WebGPU provider has no Scan. Weights of "
+        "loops are held twice: compare both files where weights are much of the model.",
     ),
     "triton": Target("Triton", note="its ONNX Runtime backend runs the file on the CPU, as config.pbtxt says."),
     "openvino": Target(
