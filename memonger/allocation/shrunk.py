@@ -18,7 +18,7 @@ _FEW_PAIRS = 500
 """Up to so many plain numbers are faster than numpy, whose code a run has pushed out of the processor's caches."""
 
 
-class Shrunk:
+class CompactLayout:
     """What has to be known of a layout to move its buffers down.
 
     No buffer moves up, and none past another that is alive at the same time: what fits the arena before fits after.

@@ -19,7 +19,7 @@ Weights = Literal["beside", "inside"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoopRuntime:
     """What runs the file.
 
     Attributes:
@@ -64,22 +64,22 @@ class Target:
                 raise PlanError(f"{self.name} takes no loop in a loop, and '{node.name}' is one.")
 
 
-TARGETS: Mapping[LoopTarget, Target] = MappingProxyType({
-    "web": Target(
+TARGETS: Mapping[LoopTarget, LoopRuntime] = MappingProxyType({
+    "web": LoopRuntime(
         "onnxruntime-web", weights="inside", why="it finds no files of weights that bodies of loops read",
         note="run it with WebAssembly (executionProviders: ['wasm']), as its WebGPU provider has no Scan. Weights of "
         "loops are held twice: compare both files where weights are much of the model.",
     ),
-    "triton": Target("Triton", note="its ONNX Runtime backend runs the file on the CPU, as config.pbtxt says."),
-    "openvino": Target(
+    "triton": LoopRuntime("Triton", note="its ONNX Runtime backend runs the file on the CPU, as config.pbtxt says."),
+    "openvino": LoopRuntime(
         "OpenVINO", nests=False,
         note="it lays memory out itself: what is said here is onnxruntime's.",
     ),
-    "tensorrt": Target(
+    "tensorrt": LoopRuntime(
         "TensorRT", types=frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16}),
         note="nothing was run there: it lays memory out itself, and what is said here is onnxruntime's on the CPU.",
     ),
-    "mobile": Target(
+    "mobile": LoopRuntime(
         "onnxruntime in an app", weights="inside",
         why="what is loaded from the bytes of an app's assets finds no file beside it",
         note="the packages onnxruntime-android, onnxruntime-c and onnxruntime-objc run it; reduced builds have to have "

@@ -15,7 +15,7 @@ from memonger.units import format_size
 
 if TYPE_CHECKING:
     from memonger.planner.plan_all import Row
-    from memonger.schedule import Candidate
+    from memonger.schedule import SweepPoint
 
 WIDTH = 60  # columns of the memory curve
 LEVELS = " ▁▂▃▄▅▆▇█"
@@ -104,7 +104,7 @@ def fleet_table(rows: "Sequence[Row]") -> Table:
     return table
 
 
-def candidates_table(candidates: "Sequence[Candidate]") -> Table:
+def candidates_table(candidates: "Sequence[SweepPoint]") -> Table:
     """What a sweep tried, a threshold a row; the best one is marked."""
     title = "Sweep: a stage is kept once the threshold was written since the last"
     names = ("stages", "threshold", "segments", "kept", "peak", "extra cost", "")

@@ -19,7 +19,7 @@ from memonger.runtime.executable import Executable, LoadedPlan
 from memonger.runtime.kept_state import KeptState
 from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.prepared import Prepared, Program, Room, SessionGroup
+from memonger.runtime.prepared import PlanBytes, Prepared, Program, SessionGroup
 from memonger.shapes.ranges import Shape, described
 from memonger.units import format_size
 from memonger.words import option
@@ -247,7 +247,7 @@ class LoadedModel:
             engine.close()
 
 
-def check_room(room: Room, device: Device) -> None:
+def check_room(room: PlanBytes, device: Device) -> None:
     """Check that a device has room for what plans need, before anything is allocated.
 
     Raises:

@@ -21,7 +21,7 @@ from memonger.runtime import ort
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
 from memonger.runtime.partition import cut_chunks, is_chunked
-from memonger.runtime.prepared import Prepared, PreparedPlan, Program, Room, SessionGroup, Wanted, whole
+from memonger.runtime.prepared import PlanBytes, Prepared, PreparedPlan, Program, SessionGroup, SessionRequest, whole
 from memonger.runtime.program import alike, check_family, programs_alike, session_model
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.weights import Lending, message
@@ -31,7 +31,7 @@ from memonger.words import option
 Source = Plan | str | Path | Sequence[Plan | str | Path]
 
 
-def prepare_session(plans: Sequence[Plan], wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
+def prepare_session(plans: Sequence[Plan], wanted: SessionRequest) -> tuple[Prepared, Iterator[SessionGroup]]:
     """What a session of plans (`plans_of`) is made of; see `prepare`.
 
     Raises:
@@ -128,7 +128,7 @@ def plans_of(plan: Source, check_weights: bool) -> list[Plan]:
     return plans
 
 
-def _state(plans: Sequence[Plan], wanted: Wanted) -> Mapping[str, str]:
+def _state(plans: Sequence[Plan], wanted: SessionRequest) -> Mapping[str, str]:
     """The state that is kept; a plan made for one has no other."""
     planned = plans[0].state
     state: Mapping[str, str] | None = None
@@ -151,9 +151,9 @@ def _state(plans: Sequence[Plan], wanted: Wanted) -> Mapping[str, str]:
     return state
 
 
-def room_of(plans: Sequence[Plan]) -> Room:
+def room_of(plans: Sequence[Plan]) -> PlanBytes:
     """What plans need of a device."""
-    return Room(
+    return PlanBytes(
         max(plan.arena_bytes for plan in plans),
         max(plan.workspace_bytes or 0 for plan in plans),
         max(plan.parameter_bytes for plan in plans),

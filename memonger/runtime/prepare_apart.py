@@ -27,7 +27,7 @@ from memonger.devices import parse_device
 from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError, SessionError
 from memonger.ir.fields import plan_in
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.runtime.prepared import Message, Prepared, SessionGroup, Wanted
+from memonger.runtime.prepared import Message, Prepared, SessionGroup, SessionRequest
 
 if TYPE_CHECKING:
     import subprocess
@@ -72,7 +72,7 @@ class _Failure:
         return made
 
 
-def prepared_for(source: Source, wanted: Wanted) -> tuple[Prepared, Iterator[SessionGroup]]:
+def prepared_for(source: Source, wanted: SessionRequest) -> tuple[Prepared, Iterator[SessionGroup]]:
     """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
 
     Raises:
@@ -101,7 +101,7 @@ class _Child:
         self._records = pickle.Unpickler(_exactly(self._pipe))
 
     @staticmethod
-    def start(source: Source, wanted: Wanted) -> "_Child | None":
+    def start(source: Source, wanted: SessionRequest) -> "_Child | None":
         """A child that prepares these files; None for what it can't do, and where none can be started."""
         given = [source] if isinstance(source, str | Path) else source
         if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
@@ -114,8 +114,8 @@ class _Child:
             device = parse_device(wanted.device or next((one.get("device") for one in plans), None) or "cpu")
             if not (device.is_host or device.facts.is_portable):
                 return None  # what checks it would set it up in the child as well
-        if not sys.executable or getattr(sys, "frozen", False):  # a program with Python inside takes no ``-c``
-            return None
+        if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
+            return None  # a program with Python inside takes no ``-c``
         import subprocess
 
         try:

@@ -292,7 +292,7 @@ class PreparedPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PlanBytes:
     """Bytes that plans need of a device, the most of any: for messages and for what is free.
 
     Attributes:
@@ -331,7 +331,7 @@ class Prepared:
     threads: int
     sizes: tuple[str, ...]
     plans: tuple[PreparedPlan, ...]
-    room: Room
+    room: PlanBytes
     cuda: Cuda | None
     limit: int | None
     state: Mapping[str, str]
@@ -340,7 +340,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SessionRequest:
     """What a session is asked to be, as far as preparing its plans depends on it; see `memonger.Session`.
 
     Attributes:

@@ -34,7 +34,7 @@ from memonger.units import in_full
 from memonger.words import option
 
 if TYPE_CHECKING:
-    from memonger.allocation.shrunk import Shrunk
+    from memonger.allocation.shrunk import CompactLayout
 
 KEPT, KEPT_VALUES = 16, 2000
 """Shapes that stay bound, those that ran last: so many, or more, up to so many values together, each about half a KiB
@@ -457,14 +457,14 @@ def _windows(plan: Plan, place: Mapping[str, int]) -> Iterator[_Window]:
             before = place[graph.values[part]], begin
 
 
-def _shrunk(plan: Plan) -> tuple[dict[int, int], "Shrunk | None"]:
+def _shrunk(plan: Plan) -> tuple[dict[int, int], "CompactLayout | None"]:
     """The storage of each value, and what moves storages down; None where values lie inside others."""
-    from memonger.allocation.shrunk import Shrunk
+    from memonger.allocation.shrunk import CompactLayout
 
     storage = assign_storage(plan.graph, alignment=plan.alignment, offsets=plan.offsets)
     of_value = {value: number for value, number in enumerate(storage.of_value) if number >= 0}
     if any(storage.within) or any(plan.graph.subviews):
         return of_value, None
     at = {number: plan.offsets[value] for value, number in of_value.items()}
-    shrunk = Shrunk(storage.buffers, [at[number] for number in range(len(storage.buffers))])
+    shrunk = CompactLayout(storage.buffers, [at[number] for number in range(len(storage.buffers))])
     return of_value, shrunk if shrunk.is_quick else None

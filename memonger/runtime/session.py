@@ -17,7 +17,7 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel, check_room
 from memonger.runtime.prepare_apart import prepared_for
-from memonger.runtime.prepared import Wanted
+from memonger.runtime.prepared import SessionRequest
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -98,7 +98,7 @@ class Session:
         check_graphs(cuda_graph)
         kept = dict(state) if isinstance(state, Mapping) else state
         prepared, groups = prepared_for(
-            plan, Wanted(device, check_weights, check_order, kept, has_arenas=threads == "arena", pads=pad)
+            plan, SessionRequest(device, check_weights, check_order, kept, has_arenas=threads == "arena", pads=pad)
         )
         self.device, self._name = prepared.device, prepared.name
         self._sizes, self._maps = prepared.sizes, prepared.maps

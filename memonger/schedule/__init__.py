@@ -15,7 +15,7 @@ from memonger.schedule.forced import MARKS
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import Problem, ScheduleFigures
 from memonger.schedule.segments import BLOCK, LOG, SQRT
-from memonger.schedule.strategy import Candidate, Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request, Strategy, SweepPoint
 from memonger.schedule.sweep import SWEEP
 
 NONE = Strategy("none", "Nothing runs again.", lambda request: Outcome(tuple(range(len(request.graph.nodes)))))
@@ -26,6 +26,16 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 """Every strategy by name."""
 
 __all__ = [
-    "EFFORT", "STRATEGIES", "BudgetSearch", "Candidate", "Outcome", "Problem", "Progress", "Request", "ScheduleFigures",
-    "Strategy", "mirror_plan", "search",
+    "EFFORT",
+    "STRATEGIES",
+    "BudgetSearch",
+    "Outcome",
+    "Problem",
+    "Progress",
+    "Request",
+    "ScheduleFigures",
+    "Strategy",
+    "SweepPoint",
+    "mirror_plan",
+    "search",
 ]  # fmt: skip

@@ -108,7 +108,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SweepPoint:
     """What one threshold of the sweep gives.
 
     Attributes:
@@ -143,7 +143,7 @@ class Outcome:
 
     schedule: tuple[int, ...]
     segments: int = 1
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[SweepPoint, ...] = ()
     bound: float | None = None
     proven: bool | None = None
     notes: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from memonger.schedule import problem as problems
 from memonger.schedule.checkpoints import ForwardWalk, Mirror, MirrorStage, StagedProblem
 from memonger.schedule.on_demand import recompute_on_demand
 from memonger.schedule.problem import Problem
-from memonger.schedule.strategy import Candidate, Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request, Strategy, SweepPoint
 from memonger.units import format_size
 
 _GUESSES = 3
@@ -43,7 +43,7 @@ class Sweep:
 
     schedule: tuple[int, ...]
     mirror: Mirror
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[SweepPoint, ...]
 
 
 def sweep(
@@ -110,16 +110,16 @@ class _TriedThreshold:
         self.walk, self.progress, self.expected = walk, progress, expected
         self.peak = PeakOf(walk.problem)
         self.once = problems.cost(walk.problem, walk.problem.schedule)
-        self.candidates: list[Candidate] = []
+        self.candidates: list[SweepPoint] = []
         self.best: tuple[tuple[int, ...], Mirror] = ((), Mirror((), (), 0, 0, 0))
         self.energy = (math.inf, math.inf)
-        self.by_dropped: dict[tuple[int, ...], Candidate] = {}
+        self.by_dropped: dict[tuple[int, ...], SweepPoint] = {}
 
     def add(self, source: str, threshold: int, mirror: Mirror) -> None:
         """Evaluate what the threshold drops, unless another threshold dropped the same."""
         same = self.by_dropped.get(mirror.dropped)
         peak, overhead = (same.peak, same.overhead) if same else self._cost(mirror)
-        candidate = Candidate(source, threshold, mirror.segments, mirror.saved, peak, overhead)
+        candidate = SweepPoint(source, threshold, mirror.segments, mirror.saved, peak, overhead)
         self.candidates.append(candidate)
         self.by_dropped.setdefault(mirror.dropped, candidate)
         if self.progress is not None:

@@ -25,7 +25,7 @@ Write = Callable[[Package, Path], tuple[Estimate, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServingTarget:
     """A serving stack.
 
     Attributes:
@@ -37,14 +37,14 @@ class Target:
     naming: Naming | None = None
 
 
-TARGETS: Mapping[str, Target] = {
-    "onnxruntime": Target(onnxruntime.write),
-    "triton": Target(triton.write, triton_config.NAMING),
-    "triton-python": Target(triton_python.write, triton_config.NAMING),
-    "kserve": Target(kserve.write, kserve.NAMING),
-    "ray": Target(ray.write),
-    "bentoml": Target(bentoml.write, bentoml.NAMING),
-    "openvino": Target(openvino.write),
+TARGETS: Mapping[str, ServingTarget] = {
+    "onnxruntime": ServingTarget(onnxruntime.write),
+    "triton": ServingTarget(triton.write, triton_config.NAMING),
+    "triton-python": ServingTarget(triton_python.write, triton_config.NAMING),
+    "kserve": ServingTarget(kserve.write, kserve.NAMING),
+    "ray": ServingTarget(ray.write),
+    "bentoml": ServingTarget(bentoml.write, bentoml.NAMING),
+    "openvino": ServingTarget(openvino.write),
 }
 
 
@@ -199,4 +199,4 @@ def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: flo
     return ArenaSharing(arenas, room, WAIT if wait is None else wait)
 
 
-__all__ = ["TARGETS", "Estimate", "Exported", "Package", "Target", "Write", "export"]
+__all__ = ["TARGETS", "Estimate", "Exported", "Package", "ServingTarget", "Write", "export"]

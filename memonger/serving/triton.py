@@ -56,7 +56,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     if batches and max(batches) > 1 and not stock.open_batch(model, max(batches)):
         notes.append(
             "Requests have to come in the planned batch: it is written into the model elsewhere than in its inputs, or "
-            "there is no onnxruntime to try others. Target triton-python has a plan for each batch."
+            "there is no onnxruntime to try others. ServingTarget triton-python has a plan for each batch."
         )
         batches = None
     elif batches == (1,):

@@ -23,7 +23,7 @@ from torch.fx.graph import _BoxedCodeGen
 from memonger.errors import BudgetError, PlanError
 from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
-from memonger.torch.partition import Step, split, step_of
+from memonger.torch.partition import JointStep, split, step_of
 from memonger.units import format_size, in_bytes
 
 
@@ -222,7 +222,7 @@ def _with_rows(tensor: torch.Tensor, rows: int, batch: int) -> torch.Tensor:
     return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
 
-def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Step:
+def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep:
     """The training step of a module, traced on tensors without memory.
 
     Args:
@@ -232,7 +232,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Step:
     Raises:
         PlanError: it can't be traced as one graph, or nothing in it needs a gradient.
     """
-    found: list[Step] = []
+    found: list[JointStep] = []
 
     def keep(gm: fx.GraphModule, _: Sequence[object], *, num_fwd_outputs: int, **__: Any) -> Any:
         found.append(_step_of(gm, num_fwd_outputs))
@@ -264,7 +264,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Step:
     return found[0]
 
 
-def _step_of(module: fx.GraphModule, returned: int) -> Step:
+def _step_of(module: fx.GraphModule, returned: int) -> JointStep:
     """The step of a joint graph that is being compiled."""
     module.graph.eliminate_dead_code()
     context = TracingContext.try_get()
@@ -274,7 +274,7 @@ def _step_of(module: fx.GraphModule, returned: int) -> Step:
     )
 
 
-def planned(step: Step, budget: int | None, state: int = 0) -> tuple[StepPlan, tuple[int, ...]]:
+def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPlan, tuple[int, ...]]:
     """Schedule a step.
 
     Args:

@@ -30,7 +30,7 @@ _CUDA_PIECE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JointStep:
     """A joint graph as a graph to schedule.
 
     Attributes:
@@ -52,7 +52,7 @@ class Step:
     returned: int
 
 
-def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> Step:
+def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> JointStep:
     """The graph to schedule of a joint graph without dead code.
 
     Args:
@@ -112,13 +112,13 @@ def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> Step:
     )
     once = frozenset(number for number, (node, _, _) in enumerate(steps) if node is None or _runs_once(node))
     own = _storages_of(gradients)
-    return Step(
+    return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), once, sum(given.values()),
         sum(size for storage, size in own.items() if storage not in given), returned,
     )  # fmt: skip
 
 
-def split(module: fx.GraphModule, step: Step, schedule: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
+def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward pass that run a schedule of ``step.graph``, each in its order.
 
     Args:
@@ -154,7 +154,7 @@ class _Rewriter:
         graph: What is written.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: JointStep) -> None:
         self.graph = fx.Graph()
         self._fixed = dict[fx.Node, fx.Node]()  # what is given
         for node in step.joint.nodes:

@@ -24,7 +24,7 @@ from memonger.allocation import (
 from memonger.allocation.lowest_offset import relaid
 from memonger.allocation.minimalloc_csv import read_problem
 from memonger.allocation.placement_search import improve
-from memonger.allocation.shrunk import Shrunk
+from memonger.allocation.shrunk import CompactLayout
 from memonger.errors import LayoutError
 
 PACKING = sorted((Path(__file__).parents[1] / "data" / "packing").glob("*.csv"))
@@ -300,7 +300,7 @@ def test_a_residual_chain_reaches_the_lower_bound_by_search() -> None:
 def test_buffers_that_became_smaller_move_down_and_stay_apart(buffers: list[Buffer], data: st.DataObject) -> None:
     layout = allocate(buffers, effort=0)
     sizes = [data.draw(st.integers(1, buffer.size)) for buffer in buffers]
-    moved = Shrunk(buffers, layout.offsets).offsets(sizes)
+    moved = CompactLayout(buffers, layout.offsets).offsets(sizes)
     assert moved is not None
     assert all(new <= old for new, old in zip(moved, layout.offsets, strict=True))
     smaller = [replace(buffer, size=size) for buffer, size in zip(buffers, sizes, strict=True)]
@@ -310,6 +310,6 @@ def test_buffers_that_became_smaller_move_down_and_stay_apart(buffers: list[Buff
 
 def test_smaller_buffers_lie_on_those_below_them() -> None:
     buffers = [Buffer(0, 640, 0, 3), Buffer(1, 640, 1, 4), Buffer(2, 640, 2, 5), Buffer(3, 640, 3, 6)]
-    shrunk = Shrunk(buffers, [0, 640, 1280, 0])
+    shrunk = CompactLayout(buffers, [0, 640, 1280, 0])
     assert shrunk.offsets([64, 128, 64, 192]) == [0, 192, 320, 0]  # the last lies below the second, too
     assert shrunk.offsets([640, 640, 640, 704]) is None  # the second would have to move up

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.cli import commands
 from memonger.errors import MemongerError, PlanError, PlanFileError
-from memonger.serving import TARGETS, Target, export
+from memonger.serving import TARGETS, ServingTarget, export
 from memonger.serving.package import Estimate, pack
 from memonger.serving.pbtxt import Name, text_of
 from tests.support.export_models import branched, planned
@@ -266,7 +266,7 @@ def test_what_fails_leaves_nothing_new_and_everything_old(
         (folder / "half").write_text("written")
         raise error
 
-    monkeypatch.setitem(TARGETS, "ray", Target(fail))
+    monkeypatch.setitem(TARGETS, "ray", ServingTarget(fail))
     with pytest.raises(MemongerError):
         export(path, "ray", work / "out", force=True)
     assert contents(work) == before
