@@ -105,7 +105,13 @@ def measured(name: str) -> list[dict[str, Any]]:
     contest, rows, runs = Contest(name), list[dict[str, Any]](), dict[str, Callable[..., torch.Tensor]]()
 
     def add(label: str, run: Callable[..., torch.Tensor], modes: list[LiveStorages] | None, **more: Any) -> int:
-        bits = contest.has_bits(run)  # the first run of what is compiled compiles it
+        try:
+            bits = contest.has_bits(run)  # the first run of what is compiled compiles it
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+                raise
+            rows.append({"step": label, "fails": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"})
+            return 0
         peak = contest.peak(run, modes)
         runs[label] = run
         rows.append({"step": label, "bits": bits, "measured": peak, **more})
@@ -130,7 +136,9 @@ def measured(name: str) -> list[dict[str, Any]]:
                 label = f"activation budget {share}"
                 peaks[label] = add(label, run, modes)
         asked = {f"memonger {share:.0%}": int(whole * share) for share in SHARES}
-        asked |= {f"memonger, {label.replace('activation budget', 'as')}": peak for label, peak in peaks.items()}
+        asked |= {
+            f"memonger, {label.replace('activation budget', 'as')}": peak for label, peak in peaks.items() if peak
+        }
         for label, most in asked.items():
             backend = memonger.torch.backend(most)
             run = torch.compile(Loss(contest.network, contest.network), backend=backend)
@@ -168,6 +176,9 @@ def lines(names: tuple[str, ...]) -> Iterator[str]:
         once = rows[0]["seconds"]
         of_label = {row["step"]: row for row in rows}
         for row in rows:
+            if "fails" in row:
+                yield f"{name:14} {row['step']:24} fails: {row['fails']}"
+                continue
             if "measured" not in row:
                 least = "?" if row["smallest"] is None else f"{row['smallest'] / MiB:.1f}"
                 yield f"{name:14} {row['step']:24} {row['budget'] / MiB:9.1f} can't be held: {least} can"

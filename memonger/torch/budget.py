@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
-from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
@@ -267,11 +266,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
 def _step_of(module: fx.GraphModule, returned: int) -> JointStep:
     """The step of a joint graph that is being compiled."""
     module.graph.eliminate_dead_code()
-    context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    return step_of(
-        module.graph, returned, replacing=0 if metadata is None else len(metadata.mutated_inp_runtime_indices)
-    )
+    return step_of(module.graph, returned)
 
 
 def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPlan, tuple[int, ...]]:

@@ -9,12 +9,13 @@ What takes memory is a *storage*, not a tensor: views are made anew where they a
 """
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -24,6 +25,9 @@ from memonger.graph.graph import Graph
 
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
+
+_STATISTICS = 3
+"""Outputs of a batch normalization from which on they are new running statistics."""
 
 _CUDA_PIECE = 512
 """Bytes that PyTorch's allocator for CUDA devices gives at least, and of which it gives multiples."""
@@ -52,18 +56,20 @@ class JointStep:
     returned: int
 
 
-def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> JointStep:
+def step_of(joint: fx.Graph, returned: int) -> JointStep:
     """The graph to schedule of a joint graph without dead code.
 
     Args:
         joint: As AOTAutograd traced it.
         returned: How many of its outputs the forward pass returns.
-        replacing: How many of those, the first ones, are new contents of buffers: they are copied there at once.
     """
-    results = _results(joint)
+    results, roles = _results(joint), joint.output_node().meta.get("desc", ())
     outputs, gradients = _nodes(results[:returned]), _nodes(results[returned:])
-    kept = _nodes(results[replacing:returned])
+    replacing = [isinstance(role, InputMutationAOTOutput) for role in roles[:returned]] or [False] * returned
+    kept = _nodes(one for one, replaces in zip(results, replacing, strict=False) if not replaces)
+    replaced = [role.mutated_input for role in roles[:returned] if isinstance(role, InputMutationAOTOutput)]
     inputs = joint.find_nodes(op="placeholder")
+    changed = {one for one in inputs if one.meta.get("desc") in replaced}
     tangents = [one for one in inputs if _is_tangent(one)]
     given = _storages_of(one for one in inputs if not _is_tangent(one))
     number, sizes = dict[int, int](), list[int]()
@@ -93,7 +99,8 @@ def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> JointStep:
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
     turn, seen = len(steps), set(number.values())
     read = values(_storages_of(outputs))
-    steps.append((None, read, tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
+    early = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
+    steps.append((None, (*read, *early), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
     steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
     computed = {value for _, _, new in steps for value in new}
     ends = tuple(v for v in dict.fromkeys(values(_storages_of([*kept, *gradients]))) if v in computed)
@@ -110,7 +117,10 @@ def step_of(joint: fx.Graph, returned: int, *, replacing: int = 0) -> JointStep:
         costs=tuple(0.0 if node is None else _cost(node) for node, _, _ in steps),
         workspace=(0,) * len(steps),
     )
-    once = frozenset(number for number, (node, _, _) in enumerate(steps) if node is None or _runs_once(node))
+    once = frozenset(
+        number for number, (node, _, _) in enumerate(steps)
+        if node is None or _runs_once(node) or _reads_old(node, changed)
+    )  # fmt: skip
     own = _storages_of(gradients)
     return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), once, sum(given.values()),
@@ -168,11 +178,24 @@ class _Rewriter:
 
     def run(self, node: fx.Node) -> None:
         """Write one more run of a node, and take its outputs apart at once."""
-        made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
         items = [user for user in node.users if user.target is operator.getitem]
+        if self._is_behind and _is_batch_norm(node):
+            items = [item for item in items if item.args[1] in range(_STATISTICS)]
+            made = self._without_statistics(node)
+        else:
+            made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
         for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
             self._latest[one] = copy
             self._first.setdefault(one, copy)
+
+    def _without_statistics(self, node: fx.Node) -> fx.Node:
+        """A batch normalization that runs again, which mustn't read the statistics: the forward pass changed them."""
+        x, weight, bias, _, _, *settings = node.args
+        sources = (self._at(one, self._latest) if isinstance(one, fx.Node) else one for one in (x, weight, bias))
+        made = self.graph.call_function(torch.ops.aten._native_batch_norm_legit.no_stats, (*sources, *settings))
+        made.meta = dict(node.meta, val=node.meta["val"][:_STATISTICS])
+        self._saved |= {one: None for one in made.all_input_nodes if self._is_saved(one)}
+        return made
 
     def turn(self) -> None:
         """What is written from here on is the backward pass."""
@@ -209,6 +232,16 @@ class _Rewriter:
         if node not in self._views or self._views[node][0] != viewed:
             self._views[node] = viewed, self._copy(node, sources)
         return self._views[node][1]
+
+
+def _reads_old(node: fx.Node, changed: Collection[fx.Node]) -> bool:
+    """Whether a node reads what the forward pass gives new contents, and so can't run after that."""
+    return not set(node.all_input_nodes).isdisjoint(changed) and not _is_batch_norm(node)
+
+
+def _is_batch_norm(node: fx.Node) -> bool:
+    """Whether a node normalizes by its own batch, and beside that updates running statistics."""
+    return node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True
 
 
 def _results(joint: fx.Graph) -> list[Any]:

@@ -144,6 +144,33 @@ def test_a_budget_goes_with(way: str) -> None:
         assert torch.compile(run, backend=memonger.torch.backend("1KiB"))(*inputs).isfinite()
 
 
+def test_a_batch_normalization_runs_again_without_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = case("images")
+    _, gradients = step(module, module, inputs)
+    buffers = [one.clone() for one in module.buffers()]
+    planned, again = own.planned, list[str]()
+
+    def repeated(given: Any, *limits: Any) -> Any:
+        names = ["" if node is None else node.name for node in given.nodes]
+        plan, schedule = planned(given, *limits)
+        found = []
+        for number in schedule:
+            if names[number].startswith("threshold_backward"):
+                own_layer = [n for n, name in enumerate(names) if "batch_norm_legit" in name or name.startswith("relu")]
+                again.extend(names[n] for n in own_layer)
+                found += own_layer
+            found.append(number)
+        return plan, tuple(found)
+
+    monkeypatch.setattr(own, "planned", repeated)
+    module, inputs = case("images")
+    torch.compiler.reset()
+    _, found = step(torch.compile(module, backend=memonger.torch.backend(None)), module, inputs)
+    assert sum("batch_norm" in name for name in again) == 36
+    assert all(map(torch.equal, found, gradients))
+    assert all(map(torch.equal, module.buffers(), buffers))
+
+
 def test_what_a_plan_counts_is_what_is_there() -> None:
     module, inputs = case("scores")
     optimizer = torch.optim.AdamW(module.parameters())
