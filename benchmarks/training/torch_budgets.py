@@ -139,11 +139,11 @@ def measured(name: str) -> list[dict[str, Any]]:
         asked |= {
             f"memonger, {label.replace('activation budget', 'as')}": peak for label, peak in peaks.items() if peak
         }
-        for label, most in asked.items():
+        for label, most in {"memonger, no budget": None, **asked}.items():
             backend = memonger.torch.backend(most)
             run = torch.compile(Loss(contest.network, contest.network), backend=backend)
             try:
-                add(label, run, modes, budget=most, plans=backend.plans)
+                add(label, run, modes, budget=most or 0, plans=backend.plans)
             except torch._dynamo.exc.BackendCompilerFailed as error:
                 smallest = getattr(error.inner_exception, "smallest", None)
                 rows.append({"step": label, "budget": most, "smallest": smallest})
@@ -163,7 +163,7 @@ def lines(names: tuple[str, ...]) -> Iterator[str]:
     """The table as it grows."""
     yield "Training steps of PyTorch in a budget; MiB; time: of a step ÷ the step as it is, the fastest of turns"
     yield from stamp("training.torch_budgets", ("torch", "transformers", "numpy"))
-    yield "bits: whether all gradients are those of the step as it is; seconds: to plan"
+    yield "bits: whether all gradients are those of the step as it is, which what AOTAutograd traces needn't have; seconds: to plan"
     yield from ("", TABLE.heading)
     ratios: dict[str, list[float]] = {}
     for name in names:
