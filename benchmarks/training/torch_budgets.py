@@ -163,7 +163,8 @@ def lines(names: tuple[str, ...]) -> Iterator[str]:
     """The table as it grows."""
     yield "Training steps of PyTorch in a budget; MiB; time: of a step ÷ the step as it is, the fastest of turns"
     yield from stamp("training.torch_budgets", ("torch", "transformers", "numpy"))
-    yield "bits: whether all gradients are those of the step as it is, which what AOTAutograd traces needn't have; seconds: to plan"
+    yield "bits: whether all gradients are those of the step as it is: what AOTAutograd traces may round otherwise"
+    yield "seconds: to plan"
     yield from ("", TABLE.heading)
     ratios: dict[str, list[float]] = {}
     for name in names:
