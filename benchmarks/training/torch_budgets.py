@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +103,24 @@ class Contest:
 
 def measured(name: str) -> list[dict[str, Any]]:
     """The rows of a network."""
-    contest, rows, runs = Contest(name), list[dict[str, Any]](), dict[str, Callable[..., torch.Tensor]]()
+    contest, rows, runs = Contest(name), list[dict[str, Any]](), dict[str, Callable[[], float]]()
 
-    def add(label: str, run: Callable[..., torch.Tensor], modes: list[LiveStorages] | None, **more: Any) -> int:
+    def add(
+        label: str,
+        run: Callable[..., torch.Tensor],
+        modes: list[LiveStorages] | None,
+        own: Contest = contest,
+        **more: Any,
+    ) -> int:
         try:
-            bits = contest.has_bits(run)  # the first run of what is compiled compiles it
+            bits = own.has_bits(run)  # the first run of what is compiled compiles it
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
                 raise
             rows.append({"step": label, "fails": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"})
             return 0
-        peak = contest.peak(run, modes)
-        runs[label] = run
+        peak = own.peak(run, modes)
+        runs[label] = partial(own.once, run)
         rows.append({"step": label, "bits": bits, "measured": peak, **more})
         print(f"  {label}: {peak / MiB:.1f} MiB, {'same bits' if bits else 'other bits'}", file=sys.stderr, flush=True)
         return peak
@@ -121,10 +128,9 @@ def measured(name: str) -> list[dict[str, Any]]:
     whole = add("as it is", Loss(contest.network, contest.network), None)
     peaks = {}
     if hasattr(contest.network, "checkpointed"):
-        checkpointed = Loss(contest.network, contest.network.checkpointed)
-        peaks["its own checkpoints"] = add("its own checkpoints", checkpointed, None)
-        if hasattr(contest.network, "network"):
-            contest.network.network.gradient_checkpointing_disable()
+        other = Contest(name)  # it may stay so
+        checkpointed = Loss(other.network, other.network.checkpointed)
+        peaks["its own checkpoints"] = add("its own checkpoints", checkpointed, None, other)
     with counted() as modes:
         for share in ACTIVATION_BUDGETS:
             with functorch.patch(activation_memory_budget=share):
@@ -150,7 +156,7 @@ def measured(name: str) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = {label: [] for label in runs}
     for _ in range(TURNS):
         for label, run in runs.items():
-            times[label].append(contest.once(run))
+            times[label].append(run())
     for row in rows:
         row["seconds"] = min(times[row["step"]]) if row["step"] in times else None
         plans = row.pop("plans", None)
