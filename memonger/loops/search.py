@@ -239,9 +239,9 @@ def shrink(
             f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
         )
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    found = [*sorted((_forecast(each, shapes, cores) for each in found[:TRIED]), key=_need), *found[TRIED:]]
-    if not check:
-        made = _unchecked(found, job.source.name)
+    if not check:  # nothing is measured, and forecasts are closer than estimates
+        forecasts = sorted((_forecast(each, shapes, cores) for each in found[:TRIED]), key=_need)
+        made = _unchecked([*forecasts, *found[TRIED:]], job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
