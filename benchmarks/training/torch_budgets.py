@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {"gpt": {"dropout": 0.1}, "mobilenet_
 NETWORKS = ("resnet50", "densenet121", "mobilenet_v2", "convnext_tiny", "swin_tiny", "unet", "bert", "gpt", "llama")
 SHARES = (0.7, 0.5, 0.3)
 ACTIVATION_BUDGETS = (0.5, 0.1)
-TURNS, SEED = 5, 3
+TURNS, SEED = 3, 3
 TABLE = Table(
     "network<14", "step<24", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "bits<6", "seconds>8.1f"
 )
