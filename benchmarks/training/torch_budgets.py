@@ -33,7 +33,7 @@ from memonger.units import MiB
 from tests.support.live_storages import LiveStorages, counted
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"gpt": {"dropout": 0.1}, "mobilenet_v2": {"dropout": 0.2}}
-NETWORKS = ("resnet50", "densenet121", "mobilenet_v2", "bert", "gpt", "llama")
+NETWORKS = ("resnet50", "densenet121", "mobilenet_v2", "bert", "gpt", "llama", "convnext_tiny", "swin_tiny", "unet")
 SHARES = (0.7, 0.5, 0.3)
 ACTIVATION_BUDGETS = (0.5, 0.1)
 TURNS, SEED = 3, 3

@@ -65,8 +65,6 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     """
     results, roles = _results(joint), joint.output_node().meta.get("desc", ())
     outputs, gradients = _nodes(results[:returned]), _nodes(results[returned:])
-    replacing = [isinstance(role, InputMutationAOTOutput) for role in roles[:returned]] or [False] * returned
-    kept = _nodes(one for one, replaces in zip(results, replacing, strict=False) if not replaces)
     replaced = [role.mutated_input for role in roles[:returned] if isinstance(role, InputMutationAOTOutput)]
     inputs = joint.find_nodes(op="placeholder")
     changed = {one for one in inputs if one.meta.get("desc") in replaced}
@@ -103,7 +101,7 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     steps.append((None, (*read, *early), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
     steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
     computed = {value for _, _, new in steps for value in new}
-    ends = tuple(v for v in dict.fromkeys(values(_storages_of([*kept, *gradients]))) if v in computed)
+    ends = tuple(v for v in dict.fromkeys(values(_storages_of([*outputs, *gradients]))) if v in computed)
     graph = Graph(
         nodes=tuple(OUTSIDE if node is None else node.name for node, _, _ in steps),
         ops=tuple("" if node is None else str(node.target) for node, _, _ in steps),
