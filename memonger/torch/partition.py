@@ -42,7 +42,7 @@ class JointStep:
         graph: What computes something, in the joint graph's order, and `OUTSIDE`. Values are storages.
         nodes: What each node of the graph is in the joint graph; None: `OUTSIDE`.
         once: Nodes that run once: they draw random numbers, write into what they are given, or wait for others.
-        given: Bytes of what the step is given, which are there all the time: parameters, buffers, inputs.
+        given: Bytes that count all the time: of parameters, buffers, inputs, and new contents of buffers.
         gradients: Bytes of what the backward pass returns.
         returned: How many of the joint graph's outputs the forward pass returns.
     """
@@ -66,6 +66,9 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     results, roles = _results(joint), joint.output_node().meta.get("desc", ())
     outputs, gradients = _nodes(results[:returned]), _nodes(results[returned:])
     replaced = [role.mutated_input for role in roles[:returned] if isinstance(role, InputMutationAOTOutput)]
+    replacing = [isinstance(role, InputMutationAOTOutput) for role in roles[:returned]] or [False] * returned
+    news = _nodes(one for one, replaces in zip(results, replacing, strict=False) if replaces)
+    kept = [one for one in outputs if one not in news]
     inputs = joint.find_nodes(op="placeholder")
     changed = {one for one in inputs if one.meta.get("desc") in replaced}
     tangents = [one for one in inputs if _is_tangent(one)]
@@ -101,7 +104,7 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     steps.append((None, (*read, *early), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
     steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
     computed = {value for _, _, new in steps for value in new}
-    ends = tuple(v for v in dict.fromkeys(values(_storages_of([*outputs, *gradients]))) if v in computed)
+    ends = tuple(v for v in dict.fromkeys(values(_storages_of([*kept, *gradients]))) if v in computed)
     graph = Graph(
         nodes=tuple(OUTSIDE if node is None else node.name for node, _, _ in steps),
         ops=tuple("" if node is None else str(node.target) for node, _, _ in steps),
@@ -120,8 +123,9 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
         if node is None or _runs_once(node) or _reads_old(node, changed)
     )  # fmt: skip
     own = _storages_of(gradients)
+    there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
-        joint, graph, tuple(node for node, _, _ in steps), once, sum(given.values()),
+        joint, graph, tuple(node for node, _, _ in steps), once, there,
         sum(size for storage, size in own.items() if storage not in given), returned,
     )  # fmt: skip
 
