@@ -85,7 +85,7 @@ class Partitioner(CustomPartitionerFn):
         Raises:
             BudgetError: nothing was found that holds the budget; it says what would be.
         """
-        step = _step_of(gm, kwargs["num_fwd_outputs"])
+        step = step_of(gm.graph, kwargs["num_fwd_outputs"])
         plan, schedule = planned(step, self.budget, self.state_bytes)
         self.plans.append(plan)
         if len(self.plans) == 2 and self.budget is not None:
@@ -234,7 +234,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
     found: list[JointStep] = []
 
     def keep(gm: fx.GraphModule, _: Sequence[object], *, num_fwd_outputs: int, **__: Any) -> Any:
-        found.append(_step_of(gm, num_fwd_outputs))
+        found.append(step_of(gm.graph, num_fwd_outputs))
         return default_partition(gm, _, num_fwd_outputs=num_fwd_outputs)
 
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
@@ -261,12 +261,6 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
     if not found:
         raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
     return found[0]
-
-
-def _step_of(module: fx.GraphModule, returned: int) -> JointStep:
-    """The step of a joint graph that is being compiled."""
-    module.graph.eliminate_dead_code()
-    return step_of(module.graph, returned)
 
 
 def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPlan, tuple[int, ...]]:

@@ -57,20 +57,20 @@ class JointStep:
 
 
 def step_of(joint: fx.Graph, returned: int) -> JointStep:
-    """The graph to schedule of a joint graph without dead code.
+    """The graph to schedule of a joint graph; dead code is taken out of that.
 
     Args:
         joint: As AOTAutograd traced it.
         returned: How many of its outputs the forward pass returns.
     """
-    results, roles = _results(joint), joint.output_node().meta.get("desc", ())
+    joint.eliminate_dead_code()
+    results, roles = _results(joint), joint.output_node().meta.get("desc", ())[:returned]
     outputs, gradients = _nodes(results[:returned]), _nodes(results[returned:])
-    replaced = [role.mutated_input for role in roles[:returned] if isinstance(role, InputMutationAOTOutput)]
-    replacing = [isinstance(role, InputMutationAOTOutput) for role in roles[:returned]] or [False] * returned
-    news = _nodes(one for one, replaces in zip(results, replacing, strict=False) if replaces)
+    replaced = {n: role.mutated_input for n, role in enumerate(roles) if isinstance(role, InputMutationAOTOutput)}
+    news = _nodes(results[number] for number in replaced)
     kept = [one for one in outputs if one not in news]
     inputs = joint.find_nodes(op="placeholder")
-    changed = {one for one in inputs if one.meta.get("desc") in replaced}
+    changed = {one for one in inputs if one.meta.get("desc") in replaced.values()}
     tangents = [one for one in inputs if _is_tangent(one)]
     given = _storages_of(one for one in inputs if not _is_tangent(one))
     number, sizes = dict[int, int](), list[int]()
