@@ -315,18 +315,19 @@ class _BandInLoop(BandWriter):
         parts = bounds(self.nodes, rows)
         slices = _slices(self.nodes, parts, _filling(self.nodes, _slices(self.nodes, parts)))
         begin, end = steady(slices)
-        if end - begin < 2:
+        if end - begin < _ALIKE:
             raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
-        for one in slices[:begin]:
-            self.pooled.clear()
-            self.cut_entries(one)
-            self.add(one)
+        self._add_as_nodes(slices[:begin])
         self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
-        for one in slices[end:]:
+        self._add_as_nodes(slices[end:])
+        self.join()
+
+    def _add_as_nodes(self, slices: Sequence[RowSlice]) -> None:
+        """Write slices one after the other, each as copies of the nodes."""
+        for one in slices:
             self.pooled.clear()
             self.cut_entries(one)
             self.add(one)
-        self.join()
 
     def join(self) -> None:
         """Put together what others read: views of slices, of which onnxruntime's default order has the last first."""
