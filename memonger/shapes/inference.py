@@ -220,6 +220,7 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
         for node in proto.graph.node:
             if node.op_type == "SimplifiedLayerNormalization" and not node.domain:
                 node.op_type = "LayerNormalization"  # onnx has no other; shapes are as this one's
+        _correct(proto.graph, model)
         return proto
     finally:
         while len(graph.inputs) > inputs:
@@ -229,6 +230,48 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
             value.const_value = tensor
         for value in order:
             graph.initializers[str(value.name)] = value
+
+
+def _is_misjudged(node: ir.Node) -> bool:
+    """Whether ONNX's own inference gives an operator's output a wrong size.
+
+    It takes `STFT` without the attribute as two-sided, and counts a window of pooling that begins in the padding, which
+    nobody computes.
+    """
+    if node.op_type == "STFT":
+        return node.domain == "" and "onesided" not in node.attributes
+    is_pool = node.domain == "" and node.op_type in ("AveragePool", "LpPool", "MaxPool")
+    return is_pool and node.attributes.get_int("ceil_mode", 0) == 1 and "pads" in node.attributes
+
+
+def _correct(skeleton: onnx.GraphProto, model: ir.Model) -> None:
+    """Give operators that ONNX's inference misjudges the sizes of our own rules, or none where those can't tell it:
+    a `Reshape` stands for each, which has its input's type.
+    """
+    wrong = {str(node.outputs[0].name): node for node in model.graph if _is_misjudged(node)}
+    if not wrong:
+        return
+    described = {str(v.name): shape for v in all_values(model.graph) if (shape := static_shape(v)) is not None}
+    try:
+        shapes, _ = Sizes(model).as_far_as_known(described)
+    except PlanError:
+        return  # malformed attributes: whoever runs the node says so
+    nodes = list(skeleton.node)
+    del skeleton.node[:]
+    for proto in nodes:
+        if not proto.output or proto.output[0] not in wrong:
+            skeleton.node.append(proto)
+            continue
+        shape = shapes.get(proto.output[0])
+        size = f"{proto.output[0]}.size"
+        if shape is None:
+            skeleton.input.append(onnx.helper.make_tensor_value_info(size, onnx.TensorProto.INT64, None))
+        else:
+            skeleton.initializer.append(onnx.helper.make_tensor(size, onnx.TensorProto.INT64, [len(shape)], shape))
+        skeleton.node.add(op_type="Reshape", input=[proto.input[0], size], output=proto.output[:1])
+        for indices in proto.output[1:]:
+            as_integers = skeleton.node.add(op_type="Cast", input=proto.output[:1], output=[indices])
+            as_integers.attribute.append(onnx.helper.make_attribute("to", onnx.TensorProto.INT64))
 
 
 def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]:

@@ -246,6 +246,27 @@ def test_an_output_that_views_another_output() -> None:
     planned_as_stock(model, TWO_BY_EIGHT)
 
 
+def test_windows_of_pooling_that_begin_in_the_padding_are_not_counted() -> None:
+    """ONNX's inference counts them before set 22, nobody computes them; indices are as large as what they point at."""
+    window = "kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1"
+    model = parse(
+        "g (float[1, 2, 7, 7] x) => (float[1, 2, H, W] y, float[1, 2, H, W] z, int64[1, 2, H, W] k) {"
+        f"a, i = MaxPool <{window}> (x)  b = AveragePool <{window}> (x)  y = Relu(a)  z = Exp(b)  k = Neg(i) }}"
+    )
+    planned_as_stock(model, [{"x": normal(seed, 1, 2, 7, 7)} for seed in (0, 1)])
+
+
+def test_a_short_time_transform_without_the_attribute_is_one_sided() -> None:
+    """ONNX's inference takes it as two-sided: the product behind it would contradict it."""
+    model = parse(
+        "g (float[1, 24] x) => (float[1, W, 1] y) <float[8] window = {0.1, 0.3, 0.7, 1, 1, 0.7, 0.3, 0.1},"
+        "float[5, 1] w = {1, 2, 3, 4, 5}> {"
+        "h = Constant <value_int = 4> ()  s = STFT(x, h, window)  p = ReduceSumSquare <axes = [3], keepdims = 0> (s)"
+        "a = Sqrt(p)  y = MatMul(a, w) }"
+    )
+    planned_as_stock(model, [{"x": normal(seed, 1, 24)} for seed in (0, 1)])
+
+
 def test_half_precision_needs_a_plan_for_the_device() -> None:
     half = parse("g (float16[2, 8] x) => (float16[2, 8] y) { a = Tanh(x)  b = Exp(a)  y = Neg(b) }")
     feeds = [{"x": normal(seed, 2, 8).astype(np.float16)} for seed in (0, 1)]
