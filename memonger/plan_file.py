@@ -21,7 +21,7 @@ from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.ir.fields import PLAN, plan_in
 from memonger.ir.packed import META, Packed, all_packed, packed_size
-from memonger.ir.save import MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
+from memonger.ir.save import DIGESTED, MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
 from memonger.model.load import load_as_is
@@ -101,16 +101,18 @@ class SourceFile:
 
 def file_digest(path: Path) -> str | None:
     """A digest of a model's file and of the files that its external data lies in; None where they can't be read."""
-    digest = hashlib.sha256()
+    whole, own = hashlib.sha256(), hashlib.sha256()
     try:
-        is_alone = not mentions(path, "location")  # what names a file of external data is called so
+        path.stat()
+        is_alone = not mentions(path, "location", own)  # what names a file of external data is called so
+        whole.update(own.digest())
         files = () if is_alone else dict.fromkeys(str(one.path) for one in external_tensors(load_as_is(path).ir))
-        for file in (path, *map(Path, files)):
+        for file in map(Path, files):
             with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
+                whole.update(hashlib.file_digest(content, "sha256").digest())
     except (OSError, LoadError):
         return None
-    return digest.hexdigest()[:DIGEST]
+    return whole.hexdigest()[:DIGEST]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -207,12 +209,12 @@ def weight_digests(model: ir.Model) -> dict[str, str]:
 
 
 def tensor_digest(tensor: ir.TensorProtocol) -> str:
-    """A digest of a tensor's bytes.
+    """A digest of a tensor's bytes: as they were written, where they just were.
 
     Raises:
         PlanFileError: it lies in a file that can't be read.
     """
-    return _digest(content(tensor))
+    return tensor.meta.get(DIGESTED) or _digest(content(tensor))
 
 
 def _digest(parts: Iterable[Any]) -> str:
@@ -360,11 +362,11 @@ def save(
         PlanFileError: see `save_model`, and `memonger.ir.save.refer_to`.
     """
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        signed = dataclasses.replace(record, weight_digests=weight_digests(model))
 
         def finish(written: ir.Model) -> None:
             packed = {str(tensor.name): one for tensor, one in all_packed(written)}
-            written.metadata_props[KEY] = _to_json(dataclasses.replace(signed, packed=packed))
+            signed = dataclasses.replace(record, weight_digests=weight_digests(written), packed=packed)
+            written.metadata_props[KEY] = _to_json(signed)
 
         planned = model.clone()
         if source is not None:

@@ -44,6 +44,9 @@ SMALLER = (
 DIGEST = 16  # hexadecimal digits of their SHA-256 in that file's name
 
 
+DIGESTED = "memonger.digest"
+"""In the ``meta`` of an external tensor that was just written: a digest of its content."""
+
 Kept = Collection[ir.TensorProtocol]
 """Tensors that stay where they are."""
 
@@ -138,19 +141,21 @@ def _write_with_data(
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
             writer = _FileWriter(target)
-            placed = [(value, writer.weight(tensor)) for value, tensor in _weights_in_order(model, kept)]
-            own = {value for value, _ in placed}
-            copies = {copy.weight: writer.copy(copy) for copy in (pack(model, own) if pack is not None else ())}
+            placed = {value: writer.weight(tensor) for value, tensor in _weights_in_order(model, kept)}
+            copies = {
+                copy.weight: writer.copy(copy) for copy in (pack(model, placed.keys()) if pack is not None else ())
+            }
             target.flush()
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"
-        for value, offset in placed:
+        for value, (offset, digest) in placed.items():
             tensor = value.const_value
             assert tensor is not None
             value.const_value = ir.ExternalTensor(
                 data, offset, tensor.nbytes, tensor.dtype, shape=tensor_shape(tensor), name=str(value.name),
                 base_dir=path.parent,
             )  # fmt: skip
+            value.const_value.meta[DIGESTED] = digest
             if value in copies:
                 value.const_value.meta[META] = copies[value]
         finish(model)
@@ -179,10 +184,10 @@ class _FileWriter:
     def __init__(self, target: BinaryIO) -> None:
         self._target, self.digest = target, hashlib.sha256()
 
-    def weight(self, tensor: ir.TensorProtocol) -> int:
-        """Write a tensor; returns where it begins."""
+    def weight(self, tensor: ir.TensorProtocol) -> tuple[int, str]:
+        """Write a tensor; returns where it begins, and a digest of its content."""
         self.digest.update(str(tensor.name).encode())
-        return self._write(content(tensor), tensor.nbytes)[0]
+        return self._write(content(tensor), tensor.nbytes)
 
     def copy(self, copy: Copy) -> Packed:
         """Write a packed copy."""
@@ -218,17 +223,24 @@ def _weights_in_order(model: ir.Model, kept: Kept) -> list[tuple[ir.Value, ir.Te
     return list(found.items())
 
 
-def mentions(file: Path, name: str) -> bool:
-    """Whether a name stands in a file; read, not mapped, as mapped pages would count as this process's memory."""
-    wanted, before = name.encode(), b""
+def mentions(file: Path, name: str, digest: Any = None) -> bool:
+    """Whether a name stands in a file; read, not mapped, as mapped pages would count as this process's memory.
+
+    Args:
+        file: The file; none is there that has no such name.
+        name: The name.
+        digest: A hash that takes all bytes of the file meanwhile; None: it is read up to the name.
+    """
+    wanted, before, found = name.encode(), b"", False
     if not file.is_file():
         return False
     with file.open("rb") as content:
-        while part := content.read(1 << 20):
-            if wanted in before + part:
-                return True
+        while (part := content.read(1 << 20)) and not (found and digest is None):
+            found = found or wanted in part or wanted in before + part[: len(wanted)]
             before = part[-len(wanted) :]
-    return False
+            if digest is not None:
+                digest.update(part)
+    return found
 
 
 def read_in(model: ir.Model, kept: Kept = ()) -> None:

@@ -29,9 +29,11 @@ from memonger.ir import checks, training_roles
 from memonger.ir.element_types import ElementType
 from memonger.ir.names import inner_names
 from memonger.ir.values import dense, nbytes, static_shape, subgraphs
+from memonger.lowering.first_plan import FirstPlan
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import onnxruntime, ort, profile
+from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.backend import backend
 from memonger.runtime.prepared import Input
 from memonger.runtime.profile import workspace_of
@@ -53,10 +55,13 @@ _CACHES = 64 * MiB
 
 
 class NoRoomError(SessionError):
-    """The model doesn't fit the device as long as it isn't planned."""
+    """The device hasn't the room for what is to run."""
 
 
 Results = tuple[tuple[object, ...], ...]
+
+_Places = tuple[Sequence[ArenaTensor], Arena]
+"""Outputs that a run writes to memory of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def session(model: ir.Model, device: Device, options: ort.SessionSettings) -> It
 
 def run(
     model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None,
-    wanted: Wanted | None = None, spent: Spent | None = None,
+    wanted: Wanted | None = None, spent: Spent | None = None, first: FirstPlan | None = None,
 ) -> CalibratingRun:  # fmt: skip
     """Run the model in file order, with the profiler on and workspace accounted for.
 
@@ -126,9 +131,11 @@ def run(
         inputs: What it is fed; random numbers if None.
         wanted: What for; None: for all but results.
         spent: Where runs are counted.
+        first: What runs in its place, in an arena. Of nodes that run again there the order alone is told.
 
     Raises:
         SessionError: the runtime refuses the model or its inputs.
+        NoRoomError: a device that isn't the host hasn't the room.
     """
     wanted, spent = wanted or Wanted(), spent or Spent()
     memory = folder / "memory.csv"
@@ -142,70 +149,80 @@ def run(
         cuda=cuda,
         limit=ort.Limit(None) if device.is_host else None,  # a session's own allocator doubles what it takes
     )
-    inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model)
+    inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model, device)
     given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
     feeding.check_feeds(inputs_of_model, given, "the model")
-    if not device.is_host:
-        with session(model, device, options) as (made, pool):
-            nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None, spent)
-            return _seen(model, device, (nodes,), workspace)
-    once = partial(_run_once, model=model, given=given, generated=inputs is None, spent=spent, persisting=persisting)
+    written, places = (model if first is None else first.model), list[_Places]()
     try:
-        written, results = _run_on_host(model, options, wanted, once)
+        if device.is_host or first is not None:
+            places.append(persisting.updates(device))
+        if first is not None:
+            places.append((first.planned, backend(device).arena(first.arena_bytes)))
+    except SessionError as error:
+        raise NoRoomError(str(error)) from error
+    once = partial(_run_once, model=written, given=given, generated=inputs is None, spent=spent, places=places)
+    if not device.is_host:
+        with session(written, device, options) as (made, pool):
+            nodes, workspace = _run_on_cuda(made, pool, once)
+            return _seen(model, device, (nodes,), workspace, first)
+    try:
+        profiled, results = _run_on_host(written, options, wanted, once)
     finally:
         ort.shrink_host_memory()
-    seen = _seen(model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {})
-    return replace(seen, results=results)
+    workspace = profile.read_workspace(memory) if memory.is_file() else {}
+    return replace(_seen(model, device, profile.read_runs(profiled), workspace, first), results=results)
 
 
 class _PersistentFeeds:
     """What persists of a training model, in a calibrating run: it would be there twice, as inputs and as outputs.
 
     Nobody reads what such a run updates, so all of it lies in one piece of memory, round and round: what has no content
-    of its own (an optimizer's state), and what is written over any of it. The memory is larger than caches, so that
-    updates take the time they take.
+    of its own (an optimizer's state), and what is written over any of it. Where nodes are timed, on the host, it is
+    larger than caches, so that updates take the time they take.
 
     Attributes:
         inputs: Those that the model has no content for, by name.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, device: Device) -> None:
         roles = training_roles.read(model, str(model.graph.name))
         own = set(roles.persistent) if roles is not None else set()
         inputs = {str(v.name): v for v in model.graph.inputs if v.name in own and _is_plain(v)}
-        self.inputs, self._outputs = dict[str, np.ndarray](), list[tuple[str, ir.Value, np.ndarray]]()
+        self.inputs, self._updates = dict[str, np.ndarray](), list[ArenaTensor]()
         largest = max((nbytes(value) or 0 for value in inputs.values()), default=0)
-        self._memory, self._at = np.zeros(0, np.uint8), 0
+        self._memory, self._at = Arena(0), 0
         if roles is None or not largest:
             return
-        self._memory = np.ones(-(-max(_CACHES, largest) // 8) * 2, np.float32).view(np.uint8)  # numbers in any format
+        self._memory = Arena(-(-max(_CACHES if device.is_host else 0, largest) // ALIGNMENT) * ALIGNMENT)
+        self._memory.write(0, np.ones(self._memory.size // 4, np.float32))  # numbers in any format
+        places = dict[str, ArenaTensor]()
         for name, value in inputs.items():
             if value.const_value is None:
-                self.inputs[name] = self._piece(value)
+                places[name] = at = self._piece(value)
+                self.inputs[name] = self._memory.read(at.offset, at.dtype.numpy(), at.shape, copy=False)
         written = {str(v.name): v for v in model.graph.outputs}
         for old, new in roles.updates.items():
             if old in inputs and new in written and static_shape(written[new]) == static_shape(inputs[old]):
-                self._outputs.append((new, written[new], self.inputs.get(old, self._piece(inputs[old]))))
+                place = places.get(old) or self._piece(inputs[old])
+                self._updates.append(place._replace(name=new))
 
-    def _piece(self, value: ir.Value) -> np.ndarray:
-        """The next piece of the memory, as an array for a value."""
+    def _piece(self, value: ir.Value) -> ArenaTensor:
+        """A value at the next piece of the memory."""
         size, dims = nbytes(value) or 0, static_shape(value) or ()
         assert value.dtype is not None
-        if self._at + size > len(self._memory):
+        if self._at + size > self._memory.size:
             self._at = 0
         begin, self._at = self._at, self._at + -(-size // ALIGNMENT) * ALIGNMENT
-        return self._memory[begin : begin + size].view(value.dtype.numpy()).reshape(dims)
+        return ArenaTensor(str(value.name), ElementType(value.dtype), dims, begin)
 
     def random_feeds(self, inputs: Sequence[Input]) -> feeding.Feeds:
         """Random numbers for all other inputs."""
         return feeding.random_feeds([each for each in inputs if each.name not in self.inputs])
 
-    def bind(self, binding: Any) -> frozenset[str]:
-        """Have a run write its updates there; returns their names."""
-        for name, value, array in self._outputs:
-            assert value.dtype is not None
-            ort.bind_outputs(binding, [(name, value.dtype, array.shape, array.ctypes.data)])
-        return frozenset(name for name, *_ in self._outputs)
+    def updates(self, device: Device) -> tuple[Sequence[ArenaTensor], Arena]:
+        """Where a run is to write its updates; on a device in as much memory of it."""
+        at = self._memory if device.is_host or not self._updates else backend(device).arena(self._memory.size)
+        return self._updates, at
 
 
 def _is_plain(value: ir.Value) -> bool:
@@ -234,19 +251,19 @@ def _run_on_host(
 
 
 def _run_on_cuda(
-    made: Any, pool: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent
+    made: Any, pool: Any, once: Callable[[Any], Any]
 ) -> tuple[tuple[profile.NodeRun, ...], dict[str, int]]:
     """The second of two runs (in the first algorithms are chosen), and its workspace.
 
     The runtime's own statistics leave out what CUDA kernels take, so requests are matched with the times of nodes.
     """
     try:
-        _run_once(made, model, given, generated, spent)
+        once(made)
         with pool.recording() as events:
-            _run_once(made, model, given, generated, spent)
+            once(made)
     except SessionError as error:
         if pool.refused:
-            raise NoRoomError(f"it doesn't fit the device without a plan: {pool.refused}") from error
+            raise NoRoomError(str(pool.refused)) from error
         raise
     start = made.get_profiling_start_time_ns()
     runs = profile.read_profile(Path(made.end_profiling()), last_run=True)
@@ -255,14 +272,19 @@ def _run_on_cuda(
 
 
 def _seen(
-    model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int]
-) -> CalibratingRun:
+    model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int],
+    first: FirstPlan | None,
+) -> CalibratingRun:  # fmt: skip
     inner = inner_names(model)
+    orders = frozenset(tuple(node.name for node in run if node.name not in inner) for run in runs)
+    if first is not None:
+        runs = [[run for run in one if run.name not in first.again] for one in runs]
+        workspace = {name: size for name, size in workspace.items() if name not in first.again}
     last = [run for run in runs[-1] if run.name not in inner]
     names = {str(node.name): node for node in model.graph}
     tensors = {k: v for run in last if run.name in names for k, v in _outputs_of(names[run.name], run).items()}
     return CalibratingRun(
-        orders=frozenset(tuple(node.name for node in run if node.name not in inner) for run in runs),
+        orders=orders,
         foreign=frozenset(run.name for run in last if run.provider not in ("", device.provider)),
         tensors=tensors,
         seconds=_seconds(runs[1:] or runs, inner) if device.is_host else None,
@@ -346,8 +368,7 @@ def _with_copied_indices(
 
 
 def _run_once(
-    made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent,
-    persisting: _PersistentFeeds | None = None,
+    made: Any, model: ir.Model, given: feeding.Feeds, generated: bool, spent: Spent, places: Sequence[_Places] = (),
 ) -> Any:  # fmt: skip
     """Run, and return the binding, which has the outputs."""
     types = {str(value.name): kind_of(value.type) for value in model.graph.inputs}
@@ -356,7 +377,9 @@ def _run_once(
         try:
             for name, feed in given.items():
                 binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, types.get(name)))
-            bound = persisting.bind(binding) if persisting is not None else frozenset()
+            for tensors, arena in places:
+                ort.bind_outputs(binding, tensors, arena.address, arena.device)
+            bound = {tensor.name for tensors, _ in places for tensor in tensors}
             for name in dict.fromkeys(str(value.name) for value in model.graph.outputs):
                 if name not in bound:
                     binding.bind_output(name)

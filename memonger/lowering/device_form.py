@@ -7,6 +7,7 @@ file order: only then may its values be given addresses.
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
 from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.lowering.cuda import write_out_for_cuda
+from memonger.lowering.first_plan import first_plan, plan_if_well_over
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.branches import has_branches, open_branches
 from memonger.plan_records import Spent
@@ -258,16 +260,10 @@ class _Lowering:
                     held = calibrate.run_time_bytes(lowered.ir, runs)
                     return lowered, Calibration(whole.seconds, whole.workspace, run_time=held), None
                 continue
-            try:
-                run = calibrate.run(
-                    lowered.ir, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted,
-                    self.spent,
-                )  # fmt: skip
-            except calibrate.NoRoomError:
-                return lowered, _uncalibrated(lowered, device, settings), None
+            ran, run = self.run(model, lowered, wanted)
             if wanted.other is not None and run.results == wanted.other:
                 return None
-            if _as_written(lowered.ir, run):
+            if _as_written(ran, run):
                 host = calibrate.hosted(lowered.ir, device, settings.cuda)
                 _give_sizes(lowered.ir, run)
                 held = calibrate.run_time_bytes(lowered.ir, [run])
@@ -276,17 +272,38 @@ class _Lowering:
             f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned."
         )
 
+    def run(
+        self, model: Model, lowered: Model, wanted: calibrate.Wanted
+    ) -> tuple[ir.Model, calibrate.CalibratingRun]:  # fmt: skip
+        """What ran to calibrate what the optimizer made of a model: that, or its first plan where it takes far less.
 
-def _uncalibrated(lowered: Model, device: Device, settings: LoweringSettings) -> Calibration:
-    """Of a model that doesn't fit its device unplanned: sizes by inference, workspace from a run under its plan."""
-    try:
-        infer_once(Model(lowered.ir, "the optimized model"))
-    except LoadError as error:
-        raise PlanError(
-            f"{lowered.name}: it doesn't fit {device} without a plan, and so can't be calibrated, which its sizes "
-            f"need: {error} Plan it for a smaller batch, or at {option('level', 'disable')}."
-        ) from error
-    return Calibration(None, None, calibrate.hosted(lowered.ir, device, settings.cuda))
+        On a device that isn't the host what runs without one is tried first, as its kernels take memory of their own.
+        """
+        settings, device = self.settings, self.device
+        under = partial(
+            calibrate.run, lowered.ir, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted,
+            self.spent,
+        )  # fmt: skip
+        planned = plan_if_well_over(model, lowered, device) if device.is_host else None
+        if planned is not None:
+            with suppress(SessionError):  # inferred sizes may be others than a run's
+                return planned.model, under(planned)
+        try:
+            return lowered.ir, under(None)
+        except calibrate.NoRoomError as error:
+            complaint = str(error)  # alone: with the error goes what the run has left of the device's memory
+        try:
+            planned = first_plan(model, lowered, device, calibrate.hosted(lowered.ir, device, settings.cuda))
+        except LoadError as error:
+            raise PlanError(
+                f"{model.name}: it doesn't fit {device} without a plan ({complaint}), and so can't be calibrated, "
+                f"which its sizes need: {error} Plan it for a smaller batch, or at {option('level', 'disable')}."
+            ) from error
+        try:
+            return planned.model, under(planned)
+        except calibrate.NoRoomError as error:
+            complaint = str(error)
+        raise PlanError(f"{model.name}: it doesn't fit {device}, not even with a plan: {complaint}")
 
 
 class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):

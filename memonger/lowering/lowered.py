@@ -27,14 +27,13 @@ class Calibration:
 
     Attributes:
         seconds: Of each node, by name; None where the runtime doesn't tell: on a CUDA device it times launches alone.
-        workspace: Workspace bytes of each node by name, where above zero; None where the model didn't fit
-            unplanned: its plan is then calibrated.
+        workspace: Workspace bytes of each node by name, where above zero.
         host: Names of values that lie in the host's memory although the model runs on another device.
         run_time: Bytes that values had whose size only a run can tell, by name; the most of several runs.
     """
 
     seconds: Mapping[str, float] | None
-    workspace: Mapping[str, int] | None
+    workspace: Mapping[str, int]
     host: frozenset[str] = frozenset()
     run_time: Mapping[str, int] = field(default_factory=dict)
 

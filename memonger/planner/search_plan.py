@@ -134,9 +134,6 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
     job, tell = prepare(source, chosen), chosen.progress or _silent
-    if job.is_uncalibrated:
-        tell("rehearse")
-        job = rehearsed(job, begin)
     tell("search")
     made, solution = decided(job)
     tell("verify")
@@ -206,12 +203,6 @@ def pareto(
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
-    if job.is_uncalibrated:
-        raise PlanError(
-            f"{job.source.name} doesn't fit {job.device} without a plan, so its workspace can't be measured for a "
-            f"whole frontier: plan it for a budget ({option('budget', '4GiB')}), or for no device "
-            f"({option('device', 'none')})."
-        )
     tell("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)
@@ -308,11 +299,6 @@ class Job:
     solution: Solution | None = None
     most_copies: int = MOST_NODES
 
-    @property
-    def is_uncalibrated(self) -> bool:
-        """Whether the model didn't fit its device unplanned, so that its plan has to be calibrated."""
-        return self.lowered.calibration is not None and self.lowered.calibration.workspace is None
-
     def copy(self) -> "Job":
         """The same job with a lowered model of its own, as finishing a plan changes that."""
         return dataclasses.replace(self, lowered=dataclasses.replace(self.lowered, model=self.lowered.model.clone()))
@@ -363,7 +349,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     request, measured = _request_of(lowered, roles, device, options, ranges, recorded), lowered.calibration
     stock_bytes = None  # known on the CPU alone, and for what really runs there
     if measured is not None and device.is_host and not ranges:  # values that a run sizes are in the base
-        allocated = stock.allocated_bytes(lowered.model, measured.workspace or {}, as_written=mode == "inference")
+        allocated = stock.allocated_bytes(lowered.model, measured.workspace, as_written=mode == "inference")
         stock_bytes = request.base + allocated
     return Job(
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
@@ -466,7 +452,7 @@ def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
     listed = ", ".join(f"'{node.name}' ({operator_name(node)})" for node in first[:3]) + (", ..." if first[3:] else "")
     values = f"{len(names)} values, which" if len(names) > 1 else f"'{min(names)}', which"
     what = f"only a run can tell the size of {values} {listed} decide{'s' if len(first) == 1 else ''}"
-    if lowered.calibration is None or lowered.calibration.workspace is None:
+    if lowered.calibration is None:
         return (f"{what}: onnxruntime allocates them beside the arena, and they aren't counted.",)
     more = "" if options.inputs else f" With inputs of yours ({option('inputs', FILE)}) they count as with those."
     return (
@@ -606,28 +592,6 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     return BudgetError(error.budget, error.smallest, bound, hint)
 
 
-def rehearsed(job: Job, begin: float) -> Job:
-    """The job with the workspace measured by a run under a first plan, which leaves room for the unknown workspace."""
-    from memonger.planner.rehearse import rehearse
-
-    request = job.request
-    if request.budget is None:
-        solution = solve(job)
-    else:
-        less = request.base + max(0, request.budget - request.base) * 3 // 4
-        try:
-            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=less)))
-        except BudgetError as error:
-            least = min(error.smallest, request.budget)
-            solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
-    workspace = rehearse(finish(job.copy(), solution, begin), job.options.inputs)
-    graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
-    assert job.lowered.calibration is not None
-    calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
-    lowered = dataclasses.replace(job.lowered, calibration=calibration)
-    return dataclasses.replace(job, lowered=lowered, request=dataclasses.replace(request, graph=graph))
-
-
 def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
     from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
@@ -664,7 +628,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
     """The plan, checked. The lowered model becomes the planned one."""
     request, calibration = job.request, job.lowered.calibration
     before, graph, workspace, host = request.live_bytes, solution.graph, None, frozenset[str]()
-    if calibration is not None and calibration.workspace is not None:  # a recomputation takes as much as the first run
+    if calibration is not None:  # a recomputation takes as much as the first run
         steps = dict(zip(graph.nodes, graph.workspace, strict=True))
         workspace = {name: size for name, size in calibration.workspace.items() if name in steps}  # others were cut
         workspace |= {name: size for name, size in steps.items() if size}

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from memonger.errors import SessionError
 from memonger.graph.aliasing import floating_names
+from memonger.graph.graph import Graph
 from memonger.ir.element_types import ElementType
 from memonger.ir.names import inner_names
 from memonger.ir.operators import facts
@@ -48,24 +49,17 @@ def kind_of(kind: ir.TypeProtocol | None) -> Kind | None:
 def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
     """The program of a plan; ``varying`` names the constants that are fed."""
     graph, copying = plan.model.graph, copies_from_host(plan.model.graph)
-    constants, planned = {}, []
+    constants = {}
     for name in varying:
         tensor = graph.initializers[name].const_value
         assert tensor is not None
         constants[name] = np.array(tensor.numpy())
-    by_name = {str(v.name): v for node in graph for v in node.outputs}
-    for number, offset in plan.offsets.items():
-        value = by_name[plan.graph.values[number]]
-        dims = static_shape(value)
-        assert dims is not None
-        assert value.dtype is not None
-        planned.append(ArenaTensor(str(value.name), ElementType(value.dtype), dims, offset))
     return Program(
         inputs=inputs_of(graph),
         outputs=tuple(dict.fromkeys(str(value.name) for value in graph.outputs)),
         kinds={str(value.name): kind_of(value.type) for value in graph.outputs},
         uncomputed=frozenset(str(value.name) for value in graph.outputs if value.producer() is None),
-        planned=tuple(planned),
+        planned=arena_tensors(plan.model, plan.graph, plan.offsets),
         constants=constants,
         order=plan.graph.nodes,
         unordered=frozenset(inner_names(plan.model) | floating_names(plan.model)),
@@ -80,6 +74,18 @@ def program_of(plan: Plan, varying: Sequence[str] = ()) -> Program:
         output_shapes={str(value.name): static_shape(value) for value in graph.outputs},
         copies_from_host=f"node '{copying.name}' ({copying.op_type})" if copying is not None else "",
     )
+
+
+def arena_tensors(model: ir.Model, graph: Graph, offsets: Mapping[int, int]) -> tuple[ArenaTensor, ...]:
+    """The planned values of a scheduled model where they lie in the arena; ``offsets`` are by their numbers."""
+    by_name, tensors = {str(v.name): v for node in model.graph for v in node.outputs}, list[ArenaTensor]()
+    for number, offset in offsets.items():
+        value = by_name[graph.values[number]]
+        dims = static_shape(value)
+        assert dims is not None
+        assert value.dtype is not None
+        tensors.append(ArenaTensor(str(value.name), ElementType(value.dtype), dims, offset))
+    return tuple(tensors)
 
 
 def _held_by_runtime(plan: Plan) -> bool:

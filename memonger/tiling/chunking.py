@@ -461,7 +461,7 @@ def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
     calibration, graph = candidate.lowered.calibration, candidate.request.graph
     if calibration is None:
         return dataclasses.replace(candidate, notes=_said(checked.different))
-    workspace = {**(calibration.workspace or {}), **checked.workspace}
+    workspace = {**calibration.workspace, **checked.workspace}
     workspace = {name: size for name, size in workspace.items() if size}
     graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
     return dataclasses.replace(

@@ -86,7 +86,7 @@ def _measured(lowered: Lowered, model: ir.Model, products: Sequence[JoinedProduc
     """The model with the sum of what was measured of those that each product stands for."""
     measured = lowered.calibration
     assert measured is not None
-    seconds, workspace = dict(measured.seconds or {}), dict(measured.workspace or {})
+    seconds, workspace = dict(measured.seconds or {}), dict(measured.workspace)
     for product in products:
         seconds[product.name] = math.fsum(seconds.pop(name, 0.0) for name in product.parts)
         if most := sum(workspace.pop(name, 0) for name in product.parts):

@@ -169,7 +169,7 @@ def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[
     for node in made.graph:
         name, part = part_of(node)
         seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * part
-        if needed := (measured.workspace or {}).get(name, 0):
+        if needed := measured.workspace.get(name, 0):
             workspace[str(node.name)] = math.ceil(needed * part)
     calibration = dataclasses.replace(measured, seconds=seconds, workspace=workspace)
     return dataclasses.replace(lowered, model=made, calibration=calibration)
@@ -189,7 +189,7 @@ def asked_of(
         device: The plan's.
         ranges: Sizes that it is asked for; none: the largest alone, which the model has.
     """
-    measured = made.calibration or Calibration(None, None)
+    measured = made.calibration or Calibration(None, {})
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges)
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

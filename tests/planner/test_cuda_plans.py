@@ -14,7 +14,7 @@ from memonger.cli.commands import main
 from memonger.graph.graph import ALIGNMENT
 from tests.models.test_models import small
 from tests.planner.test_networks_planned import ALIKE
-from tests.support.cuda import ON_STAND_IN, needs_cuda
+from tests.support.cuda import ON_STAND_IN, needs_cuda, on_stand_in
 
 pytestmark = needs_cuda
 TRAINING: dict[str, Any] = {"loss": "loss", "optimizer": memonger.SGD(lr=0.1, momentum=0.9), "device": "cuda:0"}
@@ -58,6 +58,20 @@ def test_a_training_step_is_planned_in_less_than_it_takes(name: str, tmp_path: P
     assert held.total_bytes <= budget < none.total_bytes
     assert held.recomputed
     assert not none.host, "a step that falls back to the host in part"
+
+
+@on_stand_in
+def test_a_step_that_does_not_fit_without_a_plan_is_measured_under_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.build("gpt", training=True, **{**STEPS["gpt"], "batch": 16})
+    plan = memonger.search_plan(model, chunks="off", **TRAINING)
+    assert plan.peak_before_bytes is not None
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(plan.peak_before_bytes * 3 // 4))
+    again = memonger.search_plan(model, chunks="off", **TRAINING)
+    assert again.workspace == plan.workspace
+    assert again.offsets == plan.offsets
+    monkeypatch.setenv("FAKE_CUDA_MEMORY", str(plan.total_bytes))
+    with pytest.raises(memonger.PlanError, match="doesn't fit cuda:0, not even with a plan: "):
+        memonger.search_plan(model, chunks="off", **TRAINING)
 
 
 def test_the_commands_plan_and_run(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from onnx import helper
 
 import memonger
-from memonger.ir import packed
+from memonger import plan_file
+from memonger.ir import packed, save, tensors
+from memonger.ir.tensors import read_bytes
 from memonger.plan_file import KEY, graph_digest
 from memonger.runtime import process_memory
 from tests.support.networks import model_of
@@ -66,6 +69,21 @@ def _with_record(path: Path, folder: Path, changes: Mapping[str, Any], data: byt
     (folder / beside.name).write_bytes(beside.read_bytes() if data is None else data)
     (folder / path.name).write_bytes(model.SerializeToString())
     return folder / path.name
+
+
+def test_each_weight_is_read_once_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(_model(), tmp_path / "model.onnx", save_as_external_data=True, location="weights")
+    plan, read = memonger.search_plan(tmp_path / "model.onnx", device="cpu", mode="inference"), Counter[str]()
+
+    def counted(path: Any, offset: int, length: int, name: str) -> Iterator[bytes]:
+        read[name] += "packed.data" not in str(path)
+        return read_bytes(path, offset, length, name)
+
+    for module in (tensors, save):
+        monkeypatch.setattr(module, "read_bytes", counted)
+    plan.save(tmp_path / "planned.onnx")
+    assert {name: read[name] for name in ("w0", "w1")} == {"w0": 1, "w1": 1}
+    assert memonger.Plan.load(tmp_path / "planned.onnx").weight_digests == plan_file.weight_digests(plan.model)
 
 
 def test_packed_weights_lie_in_the_file_and_give_stocks_bits(planned: Path, tmp_path: Path) -> None:
