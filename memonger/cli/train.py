@@ -98,7 +98,14 @@ def train(
         return result
     what = "losses, outputs and the state after the last step"
     case = Case(plan, stock, given, device, settings, others["stock"].level, before, what)
-    return _compared(case, result, trained, tell)
+    sessions = {
+        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
+        for name, each in trained.items()
+    }
+    verdict = judge(case, sessions, tell)
+    record = {**verdict.record, **result.record, "stock_losses": _numbers(trained["stock"].losses)}
+    lines = (*result.lines, *verdict.lines)
+    return replace(result, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
 
 
 def _in_turns(
@@ -165,16 +172,3 @@ def memory_line(plan: Plan, ours: Measured) -> str:
         return said
     total = ours.peak_bytes + plan.parameter_bytes + plan.input_bytes
     return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
-
-
-def _compared(
-    case: Case, alone: CommandResult, trained: Mapping[str, Trained], tell: Callable[[str], None]
-) -> CommandResult:
-    sessions = {
-        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
-        for name, each in trained.items()
-    }
-    verdict = judge(case, sessions, tell)
-    record = {**verdict.record, **alone.record, "stock_losses": _numbers(trained["stock"].losses)}
-    lines = (*alone.lines, *verdict.lines)
-    return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)

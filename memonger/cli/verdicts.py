@@ -84,7 +84,8 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
         plan, threads = case.plan, case.settings.threads
         where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
         told = first_difference.explain(plan, where)
-    noisy = _noise_line(sections, case.before)
+    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
+    noisy = noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], case.before)
     record = {
         **sections["stock"], "level": case.level, "peak_bytes": ours.measured.peak_bytes,
         "latency_seconds": ours.measured.latency_seconds, "latency_p95_seconds": ours.measured.p95_seconds,
@@ -132,12 +133,6 @@ def _turns_line(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """How far the ratio of times at the plan's own level can be trusted."""
     low, high = sections["stock"]["latency_ratio_range"]
     return f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
-
-
-def _noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) -> str:
-    """How far the latency ratios can be trusted, where that isn't far; of the session whose ratio moved most."""
-    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
-    return noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], before)
 
 
 def sentence(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:

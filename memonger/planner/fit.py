@@ -30,8 +30,9 @@ from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, rehearsed
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
-from memonger.schedule.decide import Solution, decide, orders_of, total_bytes, total_lower_bound
+from memonger.schedule.decide import decide
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
+from memonger.schedule.solution import Solution, orders_of, total_bytes, total_lower_bound
 from memonger.units import MOST_BATCH, MOST_POINTS, GiB, format_size, in_bytes, in_full, whole
 from memonger.words import NAME, SIZE, N, did_you_mean, either, option, quoted
 
