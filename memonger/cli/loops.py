@@ -31,8 +31,8 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
         config = output.parent.parent / "config.pbtxt"
         if config.is_file() and not click.get_current_context().meta.get(FORCED):
             raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")
-    with progress_bar(quiet, f"Shrinking {model.name}") as tell:
-        made = shrunk(model, check=not no_check, progress=tell, **flags)
+    with progress_bar(quiet, f"Shrinking {model.name}") as report_progress:
+        made = shrunk(model, check=not no_check, progress=report_progress, **flags)
     if made.target == "triton":
         sides = (required_inputs(made.model.graph), list(dict.fromkeys(made.model.graph.outputs)))
         inputs, outputs = ([_port(value) for value in values] for values in sides)

@@ -94,8 +94,8 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     source, options = source_and_options(model, flags)
     with wrong_usage():
         options.check_budget()
-    with progress_bar(quiet, f"Planning {model.name}") as tell:
-        made = planner.search_plan(source, options=options, progress=tell)
+    with progress_bar(quiet, f"Planning {model.name}") as report_progress:
+        made = planner.search_plan(source, options=options, progress=report_progress)
     print_notes(made.notes)
     return made
 
@@ -105,8 +105,8 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
     source, options = source_and_options(model, flags)
     with wrong_usage():
         options.for_budgets()
-    with progress_bar(quiet, f"Planning {model.name}") as tell:
-        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
+    with progress_bar(quiet, f"Planning {model.name}") as report_progress:
+        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=report_progress)
     print_notes([note for each in plans for note in each.notes])
     if as_json:
         print_json([plan_record(each, str(model), None) for each in plans])

@@ -45,13 +45,13 @@ def run(
     settings = Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
-        with progress_bar(quiet, f"Running {model.name}") as tell:
+        with progress_bar(quiet, f"Running {model.name}") as report_progress:
             plan = Plan.load(planned)
             stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
             if training.is_trained(plan):
-                result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
+                result = training.train(plan, planned, stock, feeds, settings, steps, folder, report_progress)
             elif stock is not None:
-                result = comparing.compare(plan, planned, stock, feeds, settings, folder, tell)
+                result = comparing.compare(plan, planned, stock, feeds, settings, folder, report_progress)
             else:
                 result = comparing.run_alone(plan, feeds, settings)
         if outputs is not None:

@@ -519,17 +519,17 @@ class _SizeSearch:
     def _in_chunks(self, size: int, job: Job) -> _Attempt:
         """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
         budget = self.memory if job.mode == "inference" else job.request.budget
-        asked, made = dataclasses.replace(job.request, budget=budget), None
+        request, made = dataclasses.replace(job.request, budget=budget), None
         try:
-            made = decided(dataclasses.replace(job, request=asked))
+            made = decided(dataclasses.replace(job, request=request))
             total = total_bytes(made[0].request, made[1])
         except BudgetError as error:
             total = error.smallest
-        bound = total_lower_bound(asked, whole=False)
+        bound = total_lower_bound(request, whole=False)
         if total <= self.memory:
             return _Attempt(size, total, bound, made)
-        whole = max(bound, total_lower_bound(asked, again=self.strategy != "none"))
-        return self._beyond(size, asked, total, bound, whole)
+        whole = max(bound, total_lower_bound(request, again=self.strategy != "none"))
+        return self._beyond(size, request, total, bound, whole)
 
     def _beyond(self, size: int, request: Request, total: int, bound: int, whole: int | None) -> _Attempt:
         status: Literal["proven", "open"] = "proven" if bound > self.memory else "open"

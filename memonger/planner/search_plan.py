@@ -106,9 +106,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     """
     chosen = combine(options, keywords)
     chosen.check_budget()
-    tell = chosen.progress or _silent
+    report_progress = chosen.progress or _silent
     if networkx_graph.is_networkx(source):
-        tell("search")
+        report_progress("search")
         graph, names = _without_model(source, chosen)
         return networkx_graph.plan_graph(names, _request(chosen, graph, alignment=1), chosen.strategy, chosen.order)
     begin = time.perf_counter()
@@ -134,13 +134,13 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 
 def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
-    job, tell = prepare(source, chosen), chosen.progress or _silent
+    job, report_progress = prepare(source, chosen), chosen.progress or _silent
     if job.is_uncalibrated:
-        tell("rehearse")
+        report_progress("rehearse")
         job = rehearsed(job, begin)
-    tell("search")
+    report_progress("search")
     made, solution = decided(job)
-    tell("verify")
+    report_progress("verify")
     plan = finish(made, solution, begin)
     return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
 
@@ -201,7 +201,7 @@ def pareto(
     chosen = dataclasses.replace(chosen, budget=None, strategy=None)
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
-    begin, tell = time.perf_counter(), chosen.progress or _silent
+    begin, report_progress = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
@@ -213,7 +213,7 @@ def pareto(
             f"whole frontier: plan it for a budget ({option('budget', '4GiB')}), or for no device "
             f"({option('device', 'none')})."
         )
-    tell("search")
+    report_progress("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)
     else:
@@ -221,7 +221,7 @@ def pareto(
         from memonger.schedule.recompute import frontier
 
         made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
-    tell("verify")
+    report_progress("verify")
     return tuple(finish(*one, begin) for one in made)
 
 
@@ -331,8 +331,8 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         options: How to plan.
         times: What nodes take decides something, though the options ask for nothing to be computed again.
     """
-    tell, device = options.progress or _silent, device_of(options.device)
-    tell("load")
+    report_progress, device = options.progress or _silent, device_of(options.device)
+    report_progress("load")
     own, open_in_file = _own(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
@@ -348,12 +348,12 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         mark = partial(marks.mark_nodes, mirror=options.mirror, keep=options.keep)
         model = selected = run_passes(own.clone(), "load", mark)
     if mode == "training" and not model.is_differentiated:
-        tell("differentiate")
+        report_progress("differentiate")
         model, notes = _differentiate(model, asked)
         said += notes
-    tell("lower")
+    report_progress("lower")
     lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
-    tell("graph")
+    report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     if options.state:
         with_state(lowered.model, options.state, own.name)
@@ -424,7 +424,7 @@ def _request_of(
     recorded: Marks,
 ) -> Request:  # fmt: skip
     """What is asked of a lowered model, with what its marks say of it."""
-    model, tell, measured = lowered.model, options.progress or _silent, lowered.calibration
+    model, report_progress, measured = lowered.model, options.progress or _silent, lowered.calibration
     seconds, workspace, host = (measured.seconds, measured.workspace, measured.host) if measured else (None, None, ())
     graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
     if options.buckets is not None:
@@ -447,7 +447,7 @@ def _request_of(
         stages=recorded.stages,
         forced=recorded.forced,
         parts=recorded.parts,
-        progress=lambda state: tell(f"search: {state}"),
+        progress=lambda state: report_progress(f"search: {state}"),
     )
 
 
@@ -511,7 +511,7 @@ def _frontier(
     from memonger.schedule.recompute import undominated
     from memonger.tiling import both
 
-    request, tell = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
+    request, report_progress = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
     step = both.StepSearch(job.lowered, request, job.options, job.device, strategy)
     plain = step.budgets.plain
     kept: Strategy = "marks" if request.recomputes_marked else "none"
@@ -536,7 +536,7 @@ def _frontier(
         with suppress(BudgetError):
             made.append(at(budget))
             total = total_bytes(made[-1][0].request, made[-1][1])
-            tell(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
+            report_progress(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
     return undominated(made, _figures)
 
 
@@ -647,7 +647,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
     from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
 
-    options, measured, tell = job.options, job.lowered.calibration, job.options.progress or _silent
+    options, measured, report_progress = job.options, job.lowered.calibration, job.options.progress or _silent
     if options.chunks != "auto" or measured is None or measured.seconds is None:
         return plan
     model, seconds = job.lowered.model, math.fsum(measured.seconds.values())
@@ -665,7 +665,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
             if not made.chunks:
                 break
             plan = finish(made, solution, begin)
-        tell("compare")
+        report_progress("compare")
         ratio = timer.ratio(plan)
         spent.ratio = ratio if ratio is not None else spent.ratio
         if ratio is None or ratio <= limit:

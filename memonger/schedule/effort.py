@@ -98,7 +98,7 @@ class Effort:
         def done() -> float:
             spent = self.spent(timeline)
             if self.last is not None and time.monotonic() > self.last[2] + _TICK:
-                self.tell(timeline, *self.last[:2])
+                self.report_progress(timeline, *self.last[:2])
             return 1.0 if spent >= stop else (spent - begin) / share
 
         return done
@@ -110,7 +110,7 @@ class Effort:
             whole=self.whole, lowering=lowering,
         )  # fmt: skip
 
-    def tell(self, timeline: "Timeline", excess: int, cost: float) -> None:
+    def report_progress(self, timeline: "Timeline", excess: int, cost: float) -> None:
         """Report a schedule just found."""
         if self.report is None:
             return

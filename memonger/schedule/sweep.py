@@ -203,8 +203,8 @@ def recompute_swept(request: Request) -> Outcome:
 
 
 def _swept(request: Request, staged: StagedProblem, stage_sets: Mapping[str, Sequence[MirrorStage]]) -> Sweep:
-    tell = request.progress
-    report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
+    report_progress = request.progress
+    report = None if report_progress is None else lambda done: report_progress(f"{done:.0%} of the sweep")
     return sweep(staged.problem, stage_sets, request.trials, staged.forced, report, request.time_limit)
 
 
