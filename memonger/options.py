@@ -72,7 +72,7 @@ class Options:
             everything that can along the inputs' first axis, with ``1:8`` for eight along the axis after it, or
             ``strips:8`` for bands of nodes by rows of the image, for no device, too.
         max_overhead: Most extra time that ``chunks="auto"`` may take without a budget, as a fraction: by estimate, and
-            as measured where that can be told (`memonger.planner.chunk_timing`).
+            as measured where that can be told (`memonger.planner.trial_runs`).
         allow_rounding: Let nodes run in chunks whose results then differ in their last bits.
         sharing: Which values may share an address.
         order: Order of the nodes: ``file``, ``growth``, ``depth``, or ``peak``, searched for the smallest peak.

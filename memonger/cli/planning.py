@@ -1,7 +1,7 @@
 """The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,9 +213,6 @@ def _optimizer(flags: dict[str, Any]) -> "Optimizer | None":
         settings["bits"] = bits
     if name is None:
         return None
-    from memonger.autodiff import optimizers
+    from memonger.autodiff.optimizers import NAMES
 
-    kinds: dict[str, Callable[..., Optimizer]] = {
-        "sgd": optimizers.SGD, "adam": optimizers.Adam, "adamw": optimizers.AdamW, "lion": optimizers.Lion,
-    }  # fmt: skip
-    return kinds[name](**settings)
+    return NAMES[name](**settings)

@@ -32,7 +32,7 @@ from memonger.model.load import Source, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.planner import search_plan as planner
-from memonger.planner.chunk_timing import NOISE
+from memonger.planner.trial_runs import NOISE
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays

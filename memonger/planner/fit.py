@@ -27,7 +27,7 @@ from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
-from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, rehearsed
+from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, profiled
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
 from memonger.schedule.decide import decide
@@ -325,7 +325,7 @@ class _SizeSearch:
             source = self.changes.made(source, options.batch, options.dims)
             options = dataclasses.replace(options, batch=None, dims=None)
         job = prepare(source, options, times=True)
-        job = rehearsed(job, self.begin) if job.is_uncalibrated else job
+        job = profiled(job, self.begin) if job.is_uncalibrated else job
         return dataclasses.replace(job, request=self._reporting(job.request, size))
 
     def _report_progress(self, what: str) -> None:

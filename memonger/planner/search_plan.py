@@ -136,8 +136,8 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
     job, report_progress = prepare(source, chosen), chosen.progress or _silent
     if job.is_uncalibrated:
-        report_progress("rehearse")
-        job = rehearsed(job, begin)
+        report_progress("profile")
+        job = profiled(job, begin)
     report_progress("search")
     made, solution = decided(job)
     report_progress("verify")
@@ -621,9 +621,9 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     return BudgetError(error.budget, error.smallest, bound, hint)
 
 
-def rehearsed(job: Job, begin: float) -> Job:
+def profiled(job: Job, begin: float) -> Job:
     """The job with the workspace measured by a run under a first plan, which leaves room for the unknown workspace."""
-    from memonger.planner.rehearse import rehearse
+    from memonger.planner.trial_runs import workspace_under
 
     request = job.request
     if request.budget is None:
@@ -635,7 +635,7 @@ def rehearsed(job: Job, begin: float) -> Job:
         except BudgetError as error:
             least = min(error.smallest, request.budget)
             solution = solve(dataclasses.replace(job, request=dataclasses.replace(request, budget=least)))
-    workspace = rehearse(finish(job.copy(), solution, begin), job.options.inputs)
+    workspace = workspace_under(finish(job.copy(), solution, begin), job.options.inputs)
     graph = dataclasses.replace(request.graph, workspace=tuple(workspace.get(name, 0) for name in request.graph.nodes))
     assert job.lowered.calibration is not None
     calibration = dataclasses.replace(job.lowered.calibration, workspace=workspace)
@@ -645,7 +645,7 @@ def rehearsed(job: Job, begin: float) -> Job:
 
 def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
-    from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
+    from memonger.planner.trial_runs import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
 
     options, measured, report_progress = job.options, job.lowered.calibration, job.options.progress or _silent
     if options.chunks != "auto" or measured is None or measured.seconds is None:

@@ -1,12 +1,13 @@
-"""What running in chunks costs in time, measured: runs of a plan with chunks and of one without, taking turns.
+"""Runs of plans while a plan is made: what running in chunks costs in time, and workspace that nothing else measures.
 
-Chunks are chosen by constants of one kind of processor (`memonger.tiling.chunk_times`), so that the same input gives
-the same plan whatever else the machine does. On another processor the constants may be wrong. So the plan that was
-chosen is compared once with the plan without chunks, and only a clear difference counts: of runs in which the process
-had the processor to itself the fastest in chunks takes longer than was allowed, and `NOISE` on top. Whether it had is
-what Linux says of each thread: for how long it could have run and had to wait (``/proc/self/task/*/schedstat``). On a
-quiet machine that is 0.1 % of a run's time, beside one busy process more than all of it. Where others are running,
-nothing is measured, and the plan is that of the constants.
+Chunks are timed by runs of a plan with them and of one without, taking turns. They are chosen by constants of one kind
+of processor (`memonger.tiling.chunk_times`), so that the same input gives the same plan whatever else the machine does.
+On another processor the constants may be wrong. So the plan that was chosen is compared once with the plan without
+chunks, and only a clear difference counts: of runs in which the process had the processor to itself the fastest in
+chunks takes longer than was allowed, and `NOISE` on top. Whether it had is what Linux says of each thread: for how long
+it could have run and had to wait (``/proc/self/task/*/schedstat``). On a quiet machine that is 0.1 % of a run's time,
+beside one busy process more than all of it. Where others are running, nothing is measured, and the plan is that of the
+constants.
 """
 
 import math
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from memonger.errors import MemongerError
+from memonger.errors import MemongerError, PlanError, SessionError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime.engine import Engine
 from memonger.runtime.program import inputs_of
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
@@ -156,3 +158,39 @@ def _waited() -> float | None:
         with suppress(OSError):  # a thread that ended meanwhile
             found.append(int(path.read_text().split()[1]))
     return sum(found) / 1e9 if found else None
+
+
+def workspace_under(plan: Plan, inputs: feeding.Feeds | None) -> dict[str, int]:
+    """Bytes of workspace of each node by name in a run under a first plan, where the model doesn't fit unplanned.
+
+    Nodes that take none are left out; recomputations count for the node they repeat.
+
+    Args:
+        plan: A plan for a CUDA device.
+        inputs: Input arrays; random numbers if None.
+
+    Raises:
+        PlanError: the model doesn't fit as planned, either.
+    """
+    try:
+        engines = _recorded(plan, inputs)
+    except SessionError as error:
+        raise PlanError(f"{plan.model.graph.name}: {error}") from error
+    workspace: dict[str, int] = {}
+    first = dict(zip(plan.graph.nodes, plan.graph.runs, strict=True))
+    for name, size in (pair for engine in engines for pair in engine.workspace.items()):
+        own = first.get(name, name)
+        workspace[own] = max(size, workspace.get(own, 0))
+    return workspace
+
+
+def _recorded(plan: Plan, inputs: feeding.Feeds | None) -> tuple[Engine, ...]:
+    if plan.training is not None and plan.training.loss is not None:
+        trainer = Trainer(plan)
+        with trainer.engines[0].pool.recording():
+            trainer.step(inputs if inputs is not None else feeding.random_feeds(trainer.inputs))
+        return trainer.engines
+    session = Session(plan, cuda_graph="off")
+    with session.engines[0].pool.recording():
+        session.run(inputs if inputs is not None else feeding.random_feeds(inputs_of(plan.model.graph)))
+    return session.engines

@@ -10,7 +10,7 @@ import pytest
 import memonger
 import models
 from memonger.ir.marks import CHUNK
-from memonger.planner import chunk_timing, search_plan
+from memonger.planner import search_plan, trial_runs
 
 PERCEPTRON = onnx.parser.parse_model(
     """<ir_version: 10, opset_import: ["": 20]> g (float[n, 4] x) => (float[n, 4] y)
@@ -25,7 +25,7 @@ def _copies(plan: memonger.Plan) -> int:
 def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger.Plan:
     """MobileNet-v2 at batch 32, with these for measured ratios."""
     given: Iterator[float | None] = iter(ratios)
-    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: next(given))
+    monkeypatch.setattr(trial_runs.ChunkTimer, "ratio", lambda *_: next(given))
     model = models.build("mobilenet_v2", batch=32, image=96)
     return memonger.search_plan(model, device="cpu", mode="inference")
 
@@ -45,7 +45,7 @@ def test_chunks_that_take_too_long_become_coarser_or_none(monkeypatch: pytest.Mo
 
 
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_timing, "ChunkTimer", None)  # none is made
+    monkeypatch.setattr(trial_runs, "ChunkTimer", None)  # none is made
     model = models.build("mobilenet_v2", batch=32, image=64)
     plan = memonger.search_plan(model, device="cpu", mode="inference", chunks=4)
     assert plan.chunks
@@ -60,13 +60,13 @@ Timed = tuple[float, float]
 def _ratio(monkeypatch: pytest.MonkeyPatch, seconds: float, pairs: Sequence[tuple[Timed, Timed]]) -> float | None:
     """What is measured of plans whose runs, with chunks and without, take such times in turns; all of them are run."""
     times = {"chunked": iter([one for one, _ in pairs]), "whole": iter([other for _, other in pairs])}
-    if seconds < chunk_timing.LONG:  # the session's first runs say whether the machine is quiet
+    if seconds < trial_runs.LONG:  # the session's first runs say whether the machine is quiet
         times["whole"] = itertools.chain([(9.0, 0.0)] * 2, times["whole"])
-    monkeypatch.setattr(chunk_timing, "_timed", lambda run: next(times[run()]))
+    monkeypatch.setattr(trial_runs, "_timed", lambda run: next(times[run()]))
     whole, chunked = SimpleNamespace(parameter_bytes=0), SimpleNamespace()
-    timer = chunk_timing.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
+    timer = trial_runs.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
     monkeypatch.setattr(
-        chunk_timing, "_runner", lambda plan, _: (lambda: "whole") if plan is whole else (lambda: "chunked")
+        trial_runs, "_runner", lambda plan, _: (lambda: "whole") if plan is whole else (lambda: "chunked")
     )
     ratio = timer.ratio(chunked)  # type: ignore[arg-type]
     assert [*times["chunked"], *times["whole"]] == []
@@ -75,7 +75,7 @@ def _ratio(monkeypatch: pytest.MonkeyPatch, seconds: float, pairs: Sequence[tupl
 
 def test_only_runs_that_had_the_processor_count(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, busy = ((1.5, 0.0), (1.0, 0.01)), ((0.5, 0.8), (1.0, 0.0))
-    most = chunk_timing.PAIRS[1]
+    most = trial_runs.PAIRS[1]
     assert _ratio(monkeypatch, 1.0, [quiet, busy, *[quiet] * (most - 1)]) == 1.5
     assert _ratio(monkeypatch, 1.0, [busy] * 4) is None
 
@@ -85,26 +85,26 @@ def test_the_fastest_runs_are_compared_until_they_hold_the_limit(monkeypatch: py
     slow, fast = ((1.3, 0.0), (1.1, 0.0)), ((1.02, 0.0), (1.0, 0.0))
     assert _ratio(monkeypatch, 1.0, [slow, slow, slow, fast]) == 1.02
     assert _ratio(monkeypatch, 1.0, [fast, slow, slow]) == 1.02
-    assert _ratio(monkeypatch, 1.0, [slow] * chunk_timing.PAIRS[1]) == 1.3 / 1.1
+    assert _ratio(monkeypatch, 1.0, [slow] * trial_runs.PAIRS[1]) == 1.3 / 1.1
 
 
 def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing, where the machine is taken for quiet: a ratio of inference, and of training steps."""
-    monkeypatch.setattr(chunk_timing, "QUIET", 1e9)
-    monkeypatch.setattr(chunk_timing, "PAUSE", 0.0)
+    monkeypatch.setattr(trial_runs, "QUIET", 1e9)
+    monkeypatch.setattr(trial_runs, "PAUSE", 0.0)
     keywords = (
         {"device": "cpu", "mode": "inference"},
         {"device": "cpu", "loss": "mean_squared_error", "optimizer": memonger.SGD()},
     )
     for given in keywords:
         plan = memonger.search_plan(PERCEPTRON, batch=8, **given)
-        ratio = chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan)
+        ratio = trial_runs.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan)
         assert ratio is not None
         assert 0.01 < ratio < 100
-    assert chunk_timing.ChunkTimer(plan, chunk_timing.SHORTEST / 2, 2.0, None).ratio(plan) is None
-    monkeypatch.setattr(chunk_timing, "QUIET", -1.0)
-    assert chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan) is None
-    assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
+    assert trial_runs.ChunkTimer(plan, trial_runs.SHORTEST / 2, 2.0, None).ratio(plan) is None
+    monkeypatch.setattr(trial_runs, "QUIET", -1.0)
+    assert trial_runs.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan) is None
+    assert trial_runs.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
 
 
 LONG_TIMES = {
@@ -130,10 +130,10 @@ def test_of_long_runs_three_are_timed_at_most_and_of_coarser_plans_one(
         assert ("whole" in run) == (name == "whole")
         return float(run[-1]), float("busy" in run)
 
-    monkeypatch.setattr(chunk_timing, "_timed", timed)
+    monkeypatch.setattr(trial_runs, "_timed", timed)
     whole = SimpleNamespace(parameter_bytes=0)
-    timer = chunk_timing.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: "whole" if plan is whole else plan)
+    timer = trial_runs.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(trial_runs, "_runner", lambda plan, _: "whole" if plan is whole else plan)
     for number, (runs, ratio) in enumerate(zip(plans, expected, strict=True)):
         left += runs
         assert timer.ratio(str(number)) == (None if ratio is None else pytest.approx(ratio))  # type: ignore[arg-type]
