@@ -9,13 +9,11 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
-from memonger.autodiff.losses import Loss
-from memonger.autodiff.updates import Optimizer
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import PlanError, memory_checked
-from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.option_names import Level, Mode, Order, Precision, Strategy
 from memonger.plan_file import ROWS
@@ -23,6 +21,11 @@ from memonger.schedule import EFFORT, STRATEGIES
 from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, in_bytes, whole
 from memonger.words import did_you_mean, option
+
+if TYPE_CHECKING:
+    from memonger.autodiff.losses import Loss
+    from memonger.autodiff.updates import Optimizer
+    from memonger.graph.collectives import Buckets
 
 Progress = Callable[[str], None]
 
@@ -97,8 +100,8 @@ class Options:
     mode: Mode | None = None
     batch: int | None = None
     dims: Mapping[str, Dim] | None = None
-    loss: str | Loss | None = None
-    optimizer: Optimizer | None = None
+    loss: "str | Loss | None" = None
+    optimizer: "Optimizer | None" = None
     precision: Precision | None = None
     device: str | Device | None = None
     budget: float | str | None = None
@@ -116,7 +119,7 @@ class Options:
     level: Level | None = None
     threads: int = 0
     state: Mapping[str, str] | None = None
-    buckets: Buckets | None = None
+    buckets: "Buckets | None" = None
     inputs: Mapping[str, Any] | None = None
     cuda: Cuda = field(default_factory=Cuda)
     progress: Progress | None = None
@@ -128,8 +131,14 @@ class Options:
                 listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
                 raise PlanError(f"{key} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
         for key, kind, words in _KINDS:
-            if not isinstance(getattr(self, key), kind):
-                raise PlanError(f"{key} must be {words}, not {reprlib.repr(getattr(self, key))}.")
+            value = getattr(self, key)
+            if isinstance(kind, str):
+                if value is None or (key == "loss" and isinstance(value, str)):
+                    continue
+                module, _, name = kind.partition(":")
+                kind = getattr(import_module(module), name)
+            if not isinstance(value, kind):
+                raise PlanError(f"{key} must be {words}, not {reprlib.repr(value)}.")
         for key, least, most in _BOUNDS:
             if getattr(self, key) is not None or key != "batch":
                 object.__setattr__(self, key, whole(key, getattr(self, key), least, most, PlanError))
@@ -363,8 +372,8 @@ class Keywords(ForGraph, total=False):
     mode: Mode | None
     batch: int | None
     dims: Mapping[str, Dim] | None
-    loss: str | Loss | None
-    optimizer: Optimizer | None
+    loss: "str | Loss | None"
+    optimizer: "Optimizer | None"
     precision: Precision | None
     device: str | Device | None
     keep: Sequence[str]
@@ -377,7 +386,7 @@ class Keywords(ForGraph, total=False):
     allow_rounding: bool
     mirror: Sequence[str]
     state: Mapping[str, str] | None
-    buckets: Buckets | None
+    buckets: "Buckets | None"
 
 
 def bytes_of_budgets(budgets: Sequence[float | str]) -> list[int]:
@@ -460,17 +469,17 @@ _AXES = {None: 0, "0": 0, "1": 1, "strips": ROWS}
 
 _KINDS: tuple[tuple[str, Any, str], ...] = (
     ("dims", Mapping | None, "sizes by name, as {'seq': 128} or {'seq': (1, 512)}"),
-    ("loss", str | Loss | None, "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
-    ("optimizer", Optimizer | None, "an optimizer of memonger's (memonger.SGD())"),
+    ("loss", "memonger.autodiff.losses:Loss", "a name or a loss of memonger's (memonger.SoftmaxCrossEntropy())"),
+    ("optimizer", "memonger.autodiff.updates:Optimizer", "an optimizer of memonger's (memonger.SGD())"),
     ("device", str | Device | None, "a text such as 'cpu' or 'cuda:0'"),
     ("state", Mapping | None, "names of inputs and outputs, as {'h': 'h_next'}"),
-    ("buckets", Buckets | None, "a memonger.Buckets"),
+    ("buckets", "memonger.graph.collectives:Buckets", "a memonger.Buckets"),
     ("inputs", Mapping | None, "arrays by name"),
     ("sharing", Sharing, "a memonger.Sharing"),
     ("cuda", Cuda, "a memonger.Cuda"),
     ("allow_rounding", bool, "True or False"),
 )
-"""What the values of options are, in words."""
+"""What the values of options are, in words. Types of training are named, and imported where there is such a value."""
 
 _NAMED: tuple[tuple[str, Any], ...] = (
     ("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level), ("precision", Precision),

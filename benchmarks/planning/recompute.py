@@ -29,9 +29,11 @@ from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.lowering.lowered import portable
 from memonger.plan import BasePlan, graph_of, input_bytes, parameter_bytes
-from memonger.schedule import EFFORT, Request, decide
-from memonger.schedule.decide import Solution
+from memonger.schedule import EFFORT, Request
+from memonger.schedule.decide import decide
 from memonger.schedule.marks import place
+from memonger.schedule.recompute import frontier
+from memonger.schedule.solution import Solution
 
 GIB = 1 << 30
 LEVELS = ("none", "cheap", "block", "sqrt", "log", "sweep")
@@ -168,7 +170,7 @@ def rows_of(name: str, effort: int) -> Iterator[Row]:
     empty = Row(name, "", len(request.graph.nodes), request.base, time.perf_counter() - begin)
     none = empty
     for level in LEVELS:
-        row = plan_row(replace(empty, case=level), partial(decide.decide, request, level, ORDER))
+        row = plan_row(replace(empty, case=level), partial(decide, request, level, ORDER))
         none = row if level == "none" else none
         yield row
     failed: str | None = None
@@ -177,10 +179,10 @@ def rows_of(name: str, effort: int) -> Iterator[Row]:
         row = replace(empty, case=case, failed=f"not tried, as {failed} failed")
         if failed is None:
             asked = replace(request, budget=limits[case])
-            row = plan_row(replace(row, failed=None), partial(decide.decide, asked, "budget", ORDER))
+            row = plan_row(replace(row, failed=None), partial(decide, asked, "budget", ORDER))
             failed = None if row.failed is None else case
         yield row
-    yield plan_row(replace(empty, case=SMALLEST), lambda: decide.frontier(request, 0, ORDER)[-1])
+    yield plan_row(replace(empty, case=SMALLEST), lambda: frontier(request, 0, ORDER)[-1])
 
 
 def planned(name: str, effort: int) -> list[Row]:

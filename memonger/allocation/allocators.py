@@ -10,7 +10,6 @@ import numpy as np
 from memonger.allocation.buffers import Allocator, Buffer, Layout
 from memonger.allocation.lower_bound import lower_bound
 from memonger.allocation.lowest_offset import lowest_offset_first, relaid
-from memonger.allocation.placement_search import improve
 from memonger.allocation.skyline import skyline
 from memonger.errors import LayoutError
 
@@ -104,6 +103,8 @@ def allocate(
             layout = relaid(members, layout, enough, effort // _TURNS)
         for target, turns in ((enough, effort), (goal, effort // 100)):
             if layout.size > target and turns:
+                from memonger.allocation.placement_search import improve  # here: most layouts are at their bound before
+
                 layout, low = improve(members, layout, low, target, turns, direct=capacity is not None)
         offsets[part], proven = layout.offsets, max(proven, low)
     size = max(offset + buffer.size for offset, buffer in zip(offsets.tolist(), buffers, strict=True))

@@ -143,7 +143,14 @@ def _differentiate(
         return loss is not None
 
     def check_rules(_: Model) -> None:
-        _check_rules(work, chosen, needed())
+        wrt = work.values(chosen)
+        backward.check_rules(needed(), wrt, work.model.name)
+        active = backward.active_values(list(work.model.graph), wrt)
+        if not any(seed in active for seed in work.seeds()):
+            raise PlanError(
+                f"{work.model.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
+                f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
+            )
 
     def write_backward_pass(_: Model) -> bool:
         weight = work.output(work.parts[1]) if work.parts else None
@@ -290,18 +297,6 @@ def _start(
     for v in floats:
         backward.check_size(v, work.model.name)
         work.begin[str(v.name)] = op.input(f"{v.name}.grad", v.dtype or ir.DataType.FLOAT, op.dims(v))
-
-
-def _check_rules(work: _Differentiation, chosen: Sequence[str], needed: list[ir.Node]) -> None:
-    """Check that no needed node is without a rule, and that the loss depends on a parameter."""
-    wrt = work.values(chosen)
-    backward.check_rules(needed, wrt, work.model.name)
-    active = backward.active_values(list(work.model.graph), wrt)
-    if not any(seed in active for seed in work.seeds()):
-        raise PlanError(
-            f"{work.model.name}: there is no differentiable way from {quoted(work.begin, 5)} to any parameter "
-            f"({quoted(chosen, 5)}). Name what to differentiate by (wrt=[...]), or another loss."
-        )
 
 
 def _backward(work: _Differentiation, chosen: Sequence[str], updater: Updater) -> None:

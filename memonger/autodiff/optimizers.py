@@ -1,6 +1,6 @@
 """Optimizers that are written into a training model, by the formulas of ``torch.optim``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -233,6 +233,10 @@ class Lion:
         step.updates[m] = far
         base = op.Mul(p, step.remaining(decay, p.dtype)) if decay else p
         step.updates[p] = op.Sub(base, step.times(Scaled(op.Sign(near), (step.rate(),))))
+
+
+NAMES: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW, "lion": Lion}
+"""What the command line calls them; a test compares the choices of ``--optimizer``."""
 
 
 def _adam(optimizer: Adam, step: Step, p: ir.Value, g: Scaled) -> ir.Value:

@@ -12,6 +12,8 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,14 +85,17 @@ class Command(_Escaping):
 
     Args:
         args: Those of a ``click.Command``.
+        runs: What it does: ``file.function`` of this folder, imported when it runs.
         examples: Command lines for the help, each as it would be typed.
         kwargs: Those of a ``click.Command``.
     """
 
     failure = 1
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, runs: str = "", examples: Sequence[str] = (), **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", HELP)
+        if runs:
+            kwargs["callback"] = partial(_run, *runs.split("."))
         super().__init__(*args, **kwargs)
         self.examples = examples
         names = [parameter.name for parameter in self.params]
@@ -126,6 +131,10 @@ class Command(_Escaping):
             if error.errno == errno.EPIPE:
                 raise  # the reader of the output has closed it; click ends quietly
             _fail(f"{error.filename or 'the output'}: {error.strerror or error}.", self.failure)
+
+
+def _run(file: str, function: str, **arguments: Any) -> None:
+    getattr(import_module(f"memonger.cli.{file}"), function)(**arguments)
 
 
 class Comparison(Command):

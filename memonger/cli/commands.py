@@ -1,9 +1,9 @@
-"""Every command with its options. What a command does is imported when it runs, so that ``--help`` is there at once.
+"""Every command with its options. What one does is imported when it runs, so that ``--help`` is there at once.
 
 The command line is the one place that prints: results to standard output, progress and errors to standard error.
 """
 
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -75,7 +75,7 @@ PLAN_EXAMPLES = (
 )
 
 
-@main.command(name="plan", examples=PLAN_EXAMPLES)
+@main.command(runs="planning.plan", name="plan", examples=PLAN_EXAMPLES)
 @options(
     MODEL,
     MODE,
@@ -99,14 +99,11 @@ PLAN_EXAMPLES = (
     AS_JSON,
     QUIET,
 )
-def plan_command(**arguments: Any) -> None:
+def plan_command() -> None:
     """Plan the memory of MODEL.
 
     The plan is the order its nodes run in, and the byte of one arena at which every value lies.
     """
-    from memonger.cli import planning
-
-    planning.plan(**arguments)
 
 
 plan = click.version_option(__version__)(
@@ -122,6 +119,7 @@ plan = click.version_option(__version__)(
 
 
 @main.command(
+    runs="planning.pareto",
     name="pareto",
     examples=(
         "memonger pareto model.onnx --loss softmax_cross_entropy --batch 32",
@@ -147,17 +145,15 @@ plan = click.version_option(__version__)(
     AS_JSON,
     QUIET,
 )  # fmt: skip
-def pareto_command(**arguments: Any) -> None:
+def pareto_command() -> None:
     """Show in how little memory MODEL runs, and what it costs.
 
     One plan a line, none better than another in both.
     """
-    from memonger.cli import planning
-
-    planning.pareto(**arguments)
 
 
 @main.command(
+    runs="fit.fit",
     name="fit",
     examples=(
         "memonger fit model.onnx --memory 8GiB",
@@ -187,17 +183,15 @@ def pareto_command(**arguments: Any) -> None:
     AS_JSON,
     QUIET,
 )  # fmt: skip
-def fit_command(**arguments: Any) -> None:
+def fit_command() -> None:
     """Find the largest batch of MODEL that fits a memory.
 
     Or the largest size of another dimension. One size more is proven not to fit, or it is said by how far that is open.
     """
-    from memonger.cli import fit
-
-    fit.fit(**arguments)
 
 
 @main.command(
+    runs="plan_all.plan_all",
     name="plan-all",
     examples=(
         "memonger plan-all models/*.onnx --jobs 4 -o planned",
@@ -228,23 +222,21 @@ def fit_command(**arguments: Any) -> None:
     AS_JSON,
     QUIET,
 )  # fmt: skip
-def plan_all_command(**arguments: Any) -> None:
+def plan_all_command() -> None:
     """Plan many MODELs, each for every batch, budget and device.
 
     A model that can't be planned stops no other; the exit status is then 1. With MEMONGER_CACHE what was planned before
     is not planned again.
     """
-    from memonger.cli import plan_all
-
-    plan_all.plan_all(**arguments)
 
 
 @main.command(
+    runs="loops.shrink",
     examples=(
         "memonger shrink model.onnx --batch 16 -o smaller.onnx",
         "memonger shrink model.onnx --dim batch=1:16 --max-overhead 0.1 -o smaller.onnx",
         "memonger shrink model.onnx --batch 4 --for web -o smaller.onnx",
-    )
+    ),
 )
 @options(
     MODEL,
@@ -261,19 +253,17 @@ def plan_all_command(**arguments: Any) -> None:
     AS_JSON,
     QUIET,
 )  # fmt: skip
-def shrink(**arguments: Any) -> None:
+def shrink() -> None:
     """Write MODEL as a plain file that takes less memory.
 
     Any onnxruntime runs it, in any language. Nodes run in loops on one slice of the batch, or of a transformer's
     tokens, after the other. The file is compared with MODEL in stock onnxruntime with its default options: outputs bit
     for bit, memory and time. One that gains nothing isn't written. A dimension with a range of sizes stays open.
     """
-    from memonger.cli import loops
-
-    loops.shrink(**arguments)
 
 
 @main.command(
+    runs="planning.write_differentiated",
     name="differentiate",
     examples=(
         "memonger differentiate model.onnx --loss softmax_cross_entropy --optimizer adam --lr 1e-3 -o training.onnx",
@@ -289,19 +279,17 @@ def shrink(**arguments: Any) -> None:
     click.option("--wrt", multiple=True, metavar="PATTERN", help="Differentiate by these; default: the parameters."),
     click.option("--frozen", multiple=True, metavar="PATTERN", help="Leave these parameters as they are."),
 )
-def differentiate_command(**arguments: Any) -> None:
+def differentiate_command() -> None:
     """Write MODEL and its backward pass as one model."""
-    from memonger.cli import planning
-
-    planning.write_differentiated(**arguments)
 
 
 @main.command(
+    runs="files.inspect",
     examples=(
         "memonger inspect model.onnx",
         "memonger inspect model.onnx --layers --batch 8",
         "memonger inspect planned.onnx --json",
-    )
+    ),
 )
 @options(
     MODEL,
@@ -311,45 +299,37 @@ def differentiate_command(**arguments: Any) -> None:
     *DIMS,
     AS_JSON,
 )  # fmt: skip
-def inspect(**arguments: Any) -> None:
+def inspect() -> None:
     """Show what a MODEL holds, and its plan if it has one.
 
     Open sizes are shown by name; for --layers, --batch and --dim give them one.
     """
-    from memonger.cli import files
-
-    files.inspect(**arguments)
 
 
-@main.command(cls=Comparison, examples=("memonger diff before.planned.onnx after.planned.onnx",))
+@main.command(runs="files.diff", cls=Comparison, examples=("memonger diff before.planned.onnx after.planned.onnx",))
 @options(
     click.argument("first", type=SOURCE),
     click.argument("second", type=SOURCE),
     AS_JSON,
 )
-def diff(**arguments: Any) -> None:
+def diff() -> None:
     """Show in what two models, or two plans, differ.
 
     The exit status is 0 if they are the same, 1 if they differ, 2 if one can't be read.
     """
-    from memonger.cli import files
-
-    files.diff(**arguments)
 
 
-@main.command(examples=("memonger verify planned.onnx",))
+@main.command(runs="files.verify", examples=("memonger verify planned.onnx",))
 @options(MODEL, AS_JSON)
-def verify(**arguments: Any) -> None:
+def verify() -> None:
     """Check the plan in MODEL with an independent checker.
 
     The exit status is 0 if the plan is correct.
     """
-    from memonger.cli import files
-
-    files.verify(**arguments)
 
 
 @main.command(
+    runs="report.report",
     name="report",
     examples=(
         "memonger report planned.onnx -o plan.html",
@@ -368,17 +348,14 @@ def verify(**arguments: Any) -> None:
                  help="What memonger run --compare --json printed: shown beside what the plan says."),
     AS_JSON,
 )  # fmt: skip
-def report_command(**arguments: Any) -> None:
+def report_command() -> None:
     """Show the plan in PLANNED as a page to look at.
 
     The page opens without a network. Other formats are for PyTorch's memory viewer, Perfetto, speedscope and Netron.
     """
-    from memonger.cli import report
-
-    report.report(**arguments)
 
 
-@main.command(examples=("memonger unplan planned.onnx -o model.onnx",))
+@main.command(runs="files.unplan", examples=("memonger unplan planned.onnx -o model.onnx",))
 @options(
     click.argument("planned", type=SOURCE),
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the model here."),
@@ -386,19 +363,17 @@ def report_command(**arguments: Any) -> None:
                  help="Write the model that was planned: the whole training step, or what onnxruntime made of it."),
     AS_JSON,
 )  # fmt: skip
-def unplan(**arguments: Any) -> None:
+def unplan() -> None:
     """Write the model that PLANNED was made from.
 
     The plan is taken out, marks stay. Of a training plan that is the forward model. A file that shrink wrote gives the
     model that was shrunk.
     """
-    from memonger.cli import files
-
-    files.unplan(**arguments)
 
 
 @main.command(
-    examples=("memonger draw planned.onnx -o planned.svg", "memonger draw model.onnx --around conv1 -o near.svg")
+    runs="drawing.draw",
+    examples=("memonger draw planned.onnx -o planned.svg", "memonger draw model.onnx --around conv1 -o near.svg"),
 )
 @options(
     MODEL,
@@ -416,18 +391,16 @@ def unplan(**arguments: Any) -> None:
     *DIMS,
     AS_JSON,
 )  # fmt: skip
-def draw(**arguments: Any) -> None:
+def draw() -> None:
     """Draw MODEL with a colour for each place in memory.
 
     A planned one is drawn before and after, side by side. Boxes name operator, node, byte of the arena, size and
     shape; dashed ones run again. Pictures are made by graphviz' program dot.
     """
-    from memonger.cli import drawing
-
-    drawing.draw(**arguments)
 
 
 @main.command(
+    runs="run.run",
     name="run",
     examples=(
         "memonger run model.onnx --compare",
@@ -460,36 +433,31 @@ def draw(**arguments: Any) -> None:
     AS_JSON,
     QUIET,
 )  # fmt: skip
-def run_command(**arguments: Any) -> None:
+def run_command() -> None:
     """Run MODEL as planned; one without a plan is planned first.
 
     A model with a loss is trained for some steps, on one batch. Inputs are random numbers unless --inputs names an
     .npz. With --compare each session runs in a process of its own,
     and the exit status is 1 if the outputs aren't those of stock onnxruntime at the plan's own level.
     """
-    from memonger.cli import run
-
-    run.run(**arguments)
 
 
-@main.command(examples=("memonger pack problem.csv --capacity 1048576 -o solution.csv",))
+@main.command(runs="files.pack", examples=("memonger pack problem.csv --capacity 1048576 -o solution.csv",))
 @options(
     click.argument("problem", type=SOURCE),
     click.option("--capacity", type=Whole(1, MOST_BUDGET), metavar="BYTES", help="Fail if more is needed."),
     click.option("-o", "--output", type=OUTPUT, help="Write the offsets here."),
     AS_JSON,
 )
-def pack(**arguments: Any) -> None:
+def pack() -> None:
     """Lay out the buffers of a CSV file.
 
     PROBLEM is in MiniMalloc's format, a header and one row a buffer: id,lower,upper,size.
     """
-    from memonger.cli import files
-
-    files.pack(**arguments)
 
 
 @main.command(
+    runs="export.export",
     name="export",
     examples=(
         "memonger export planned.onnx --target triton -o models/resnet",
@@ -518,7 +486,7 @@ def pack(**arguments: Any) -> None:
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     QUIET,
 )  # fmt: skip
-def export_command(**arguments: Any) -> None:
+def export_command() -> None:
     """Write what a serving stack loads from MODEL.
 
     One without a plan is planned for inference, in the form the target needs; an open batch stays open, or gets a plan
@@ -526,9 +494,6 @@ def export_command(**arguments: Any) -> None:
     models is served by one fleet, which takes the arena of the largest: each file is a model by its name, and so is
     each folder with plans for several batches.
     """
-    from memonger.cli import export
-
-    export.export(**arguments)
 
 
 if __name__ == "__main__":

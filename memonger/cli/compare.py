@@ -123,7 +123,7 @@ def compare(
     feeds: feeding.Feeds | None,
     settings: Settings,
     folder: Path,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> CommandResult:
     """Run a planned model, and a model on stock onnxruntime at the plan's own level and with default options.
 
@@ -134,7 +134,7 @@ def compare(
         feeds: Inputs; random numbers if None.
         settings: See `Settings`.
         folder: For what the processes exchange.
-        tell: Called with each stage's name.
+        report_progress: Called with each stage's name.
     """
     before, given = noise.load(), inputs_for(plan, feeds, settings)
     check_numbers(plan, given)
@@ -146,12 +146,12 @@ def compare(
     write_arrays(folder / "inputs.npz", given)
     job = planned_job(RunJob, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
-    measured = measure_in_turns(jobs, folder, settings, tell)
+    measured = measure_in_turns(jobs, folder, settings, report_progress)
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
     is_source = KEY not in load_as_is(stock).ir.metadata_props
     level = jobs["stock"].level
     case = Case(plan, stock, given, device, settings, level, before, is_source=is_source and device.is_host)
-    verdict, outputs = judge(case, sessions, tell), sessions["planned"].arrays
+    verdict, outputs = judge(case, sessions, report_progress), sessions["planned"].arrays
     notes = (*_source_note(plan, is_source), *_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
     return CommandResult(
@@ -239,15 +239,15 @@ def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Pa
 
 
 def measure_in_turns(
-    jobs: Mapping[str, RunJob], folder: Path, settings: Settings, tell: Callable[[str], None]
+    jobs: Mapping[str, RunJob], folder: Path, settings: Settings, report_progress: Callable[[str], None]
 ) -> dict[str, Measured]:
     """Measure each job in a process of its own; they take turns, `ROUNDS` each, until each has run often enough."""
     with ExitStack() as stack:
         workers = {}
         for name, job in jobs.items():
-            tell(f"loading {name}")
+            report_progress(f"loading {name}")
             workers[name] = stack.enter_context(MeasuredSession(job, folder, name))
-        tell("timing")
+        report_progress("timing")
         for worker in workers.values():
             worker.times(settings.warm_up)
         take_turns(list(workers.values()), ROUNDS, _a_turn(settings))

@@ -19,11 +19,11 @@ def export(
 ) -> None:  # fmt: skip
     """Write what a serving stack loads, of a model without a plan after planning it."""
     options = None
-    with progress_bar(quiet, f"Exporting {models[0].name}") as tell:
+    with progress_bar(quiet, f"Exporting {models[0].name}") as report_progress:
         if models[0].is_dir() or form.has_plan(models[0]):
             refuse_planning_options(models[0], "device", "batches", "threads", "inputs")
         else:
-            options = replace(options_of(flags), progress=tell)
+            options = replace(options_of(flags), progress=report_progress)
         exported = write(
             models, target, output, name=name, instances=instances, force=force, batches=batches, options=options,
             arenas=arenas, limit=limit, wait=wait,

@@ -24,10 +24,11 @@ def fit(
 ) -> None:
     """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none."""
     _, options = source_and_options(model, flags)
-    with progress_bar(quiet, f"Fitting {model.name}") as tell:
+    with progress_bar(quiet, f"Fitting {model.name}") as report_progress:
         fitted = planner.fit(
-            model, memory, vary, train_mode=train_mode, lora=lora, frontier=frontier, options=options, progress=tell
-        )
+            model, memory, vary, train_mode=train_mode, lora=lora, frontier=frontier, options=options,
+            progress=report_progress,
+        )  # fmt: skip
     written = None
     if fitted.plan is not None:
         print_notes(fitted.plan.notes)

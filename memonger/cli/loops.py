@@ -25,11 +25,19 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
     if flags["target"] is not None:
         weights = TARGETS[flags["target"]].weights_or(weights)
     if flags["target"] == "triton":
-        _check_repository(output)
-    with progress_bar(quiet, f"Shrinking {model.name}") as tell:
-        made = shrunk(model, check=not no_check, progress=tell, **flags)
+        if output.parent.name != "1" or not output.parent.parent.name:
+            raise PlanError(f"Triton looks for a model in NAME/1: -o {output.stem}/1/model.onnx, not -o {output}.")
+        NAMING.check(output.parent.parent.name)
+        config = output.parent.parent / "config.pbtxt"
+        if config.is_file() and not click.get_current_context().meta.get(FORCED):
+            raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")
+    with progress_bar(quiet, f"Shrinking {model.name}") as report_progress:
+        made = shrunk(model, check=not no_check, progress=report_progress, **flags)
     if made.target == "triton":
-        _write_config(made.model, output)
+        sides = (required_inputs(made.model.graph), list(dict.fromkeys(made.model.graph.outputs)))
+        inputs, outputs = ([_port(value) for value in values] for values in sides)
+        content = plain_config(output.parent.parent.name, inputs, outputs, output.name)
+        (output.parent.parent / "config.pbtxt").write_text(text_of(content))
     made.save(output, weights=weights)
     print_notes(made.notes)
     if as_json:
@@ -42,24 +50,6 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
     beside = "" if weights == "inside" else f", and its weights beside it ({output.name}.*.data)"
     runs = "Any onnxruntime" if made.target is None else TARGETS[made.target].name
     console.print(f"Wrote {output}{beside}. {runs} runs it.", soft_wrap=True)
-
-
-def _check_repository(output: Path) -> None:
-    """Check that a file lies where Triton looks for a model's first version."""
-    if output.parent.name != "1" or not output.parent.parent.name:
-        raise PlanError(f"Triton looks for a model in NAME/1: -o {output.stem}/1/model.onnx, not -o {output}.")
-    NAMING.check(output.parent.parent.name)
-    config = output.parent.parent / "config.pbtxt"
-    if config.is_file() and not click.get_current_context().meta.get(FORCED):
-        raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")
-
-
-def _write_config(model: ir.Model, output: Path) -> None:
-    """Write what Triton serves the file by, into the folder above."""
-    sides = (required_inputs(model.graph), list(dict.fromkeys(model.graph.outputs)))
-    inputs, outputs = ([_port(value) for value in values] for values in sides)
-    content = plain_config(output.parent.parent.name, inputs, outputs, output.name)
-    (output.parent.parent / "config.pbtxt").write_text(text_of(content))
 
 
 def _port(value: ir.Value) -> TensorSpec:

@@ -79,11 +79,11 @@ def progress_bar(quiet: bool, title: str, steps: int = STAGES) -> Iterator[Calla
     if quiet:
         yield lambda stage: None
     elif not console.is_terminal:
-        with _lines(title) as tell:
-            yield tell
+        with _lines(title) as report_progress:
+            yield report_progress
     else:
-        with _bar(title, console, steps) as tell:
-            yield tell
+        with _bar(title, console, steps) as report_progress:
+            yield report_progress
 
 
 @contextmanager
@@ -93,14 +93,14 @@ def _bar(title: str, console: Screen, steps: int) -> Iterator[Callable[[str], No
         task = progress.add_task(shown(title), total=steps)
         seen = set[str]()
 
-        def tell(stage: str) -> None:
+        def report_progress(stage: str) -> None:
             new = stage.partition(":")[0] not in seen
             seen.add(stage.partition(":")[0])
             if stage.startswith(FOUND):
                 progress.console.print(f"{title}: {stage.removeprefix(FOUND)}")
             progress.update(task, description=shown(f"{title}: {stage}"), advance=int(new))
 
-        yield tell
+        yield report_progress
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _lines(title: str) -> Iterator[Callable[[str], None]]:
         while not over.wait(LINE_SECONDS):
             say(state[0])
 
-    def tell(stage: str) -> None:
+    def report_progress(stage: str) -> None:
         state[0] = stage
         if stage.startswith(FOUND):
             say(stage.removeprefix(FOUND))
@@ -123,7 +123,7 @@ def _lines(title: str) -> Iterator[Callable[[str], None]]:
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()
     try:
-        yield tell
+        yield report_progress
     finally:
         over.set()
         speaker.join()

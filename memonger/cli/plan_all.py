@@ -24,10 +24,10 @@ def plan_all(
         chosen.check_budget()
     count = len(models) * (len(batches) or 1) * (len(devices) or 1)
     steps = count * ((len(budgets) or 1) + any(budget.endswith("%") for budget in budgets))
-    with progress_bar(quiet, f"Planning {len(models)} models", steps) as tell:
+    with progress_bar(quiet, f"Planning {len(models)} models", steps) as report_progress:
         rows = planner.plan_all(
             models, batches=batches, budgets=budgets, devices=devices, jobs=jobs, engine=engine, output=output,
-            force=force, train_mode=train_mode, options=chosen, progress=tell,
+            force=force, train_mode=train_mode, options=chosen, progress=report_progress,
         )  # fmt: skip
     print_notes([f"{row.name}: {note}" for row in rows for note in row.notes])
     failed = [row for row in rows if row.error is not None]
@@ -46,8 +46,8 @@ def _print(rows: Sequence[Row], failed: Sequence[Row], output: Path | None) -> N
     print_wide(Screen(), text.fleet_table(rows))
     for same in _alike(failed):
         row, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-        asked = (None if row.batch is None else f"batch {row.batch}", row.device, row.budget)
-        print_line(f"No plan of {', '.join([row.name, *filter(None, asked)])}{more}: {row.error}")
+        settings = (None if row.batch is None else f"batch {row.batch}", row.device, row.budget)
+        print_line(f"No plan of {', '.join([row.name, *filter(None, settings)])}{more}: {row.error}")
     if output is not None:
         print_line(f"Wrote {output}: {len(rows) - len(failed)} planned files, and memonger.json with this table.")
 

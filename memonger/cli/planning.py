@@ -1,21 +1,19 @@
 """The commands that make plans and training models: ``plan``, ``pareto`` and ``differentiate``."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from memonger.autodiff.updates import Optimizer
 from memonger.cli.command import given_again
 from memonger.cli.options import ONLY_PLANNING
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_notes, progress_bar, read_inputs
 from memonger.devices import Cuda
 from memonger.errors import PlanError
-from memonger.graph.collectives import Buckets
 from memonger.graph.liveness import Sharing
 from memonger.ir.model import Model
 from memonger.ir.save import save_model
@@ -28,6 +26,9 @@ from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.headline import details_table, headline
 from memonger.report.summary import plan_figures, plan_record
 from memonger.units import format_size
+
+if TYPE_CHECKING:
+    from memonger.autodiff.updates import Optimizer
 
 
 def plan(
@@ -93,8 +94,8 @@ def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:
     source, options = source_and_options(model, flags)
     with wrong_usage():
         options.check_budget()
-    with progress_bar(quiet, f"Planning {model.name}") as tell:
-        made = planner.search_plan(source, options=options, progress=tell)
+    with progress_bar(quiet, f"Planning {model.name}") as report_progress:
+        made = planner.search_plan(source, options=options, progress=report_progress)
     print_notes(made.notes)
     return made
 
@@ -104,8 +105,8 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
     source, options = source_and_options(model, flags)
     with wrong_usage():
         options.for_budgets()
-    with progress_bar(quiet, f"Planning {model.name}") as tell:
-        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=tell)
+    with progress_bar(quiet, f"Planning {model.name}") as report_progress:
+        plans = planner.pareto(source, points=points, budgets=budgets, options=options, progress=report_progress)
     print_notes([note for each in plans for note in each.notes])
     if as_json:
         print_json([plan_record(each, str(model), None) for each in plans])
@@ -181,6 +182,8 @@ def options_of(flags: dict[str, Any]) -> Options:
     )
     with wrong_usage():
         if flags.get("buckets") is not None:
+            from memonger.graph.collectives import Buckets
+
             flags["buckets"] = Buckets(**flags["buckets"])
         return Options(**flags, sharing=sharing, cuda=cuda, optimizer=optimizer, inputs=inputs)
 
@@ -194,7 +197,7 @@ def wrong_usage() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
+def _optimizer(flags: dict[str, Any]) -> "Optimizer | None":
     """The optimizer that the flags ask for, taken out of them. Settings that aren't given are PyTorch's defaults."""
     name = flags.pop("optimizer", None)
     values = {key: flags.pop(key, None) for key in ("lr", "momentum", "weight_decay")}
@@ -210,9 +213,6 @@ def _optimizer(flags: dict[str, Any]) -> Optimizer | None:
         settings["bits"] = bits
     if name is None:
         return None
-    from memonger.autodiff import optimizers
+    from memonger.autodiff.optimizers import NAMES
 
-    kinds: dict[str, Callable[..., Optimizer]] = {
-        "sgd": optimizers.SGD, "adam": optimizers.Adam, "adamw": optimizers.AdamW, "lion": optimizers.Lion,
-    }  # fmt: skip
-    return kinds[name](**settings)
+    return NAMES[name](**settings)

@@ -34,16 +34,24 @@ def run(
     The exit status is 1 if a comparison fails.
     """
     feeds = read_inputs(flags["inputs"])
-    settings = _settings(compare, feeds is not None, flags)
+    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
+    if not compare and not tolerance.is_exact:
+        raise click.UsageError("--atol and --rtol are for --compare.")
+    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
+    if own["pad"] and feeds is None:
+        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
+    if own["pad"]:
+        flags["inputs"] = None  # no shapes to plan for
+    settings = Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
     with temporary_folder() as folder:
         planned = _planned(model, folder, quiet, flags)
-        with progress_bar(quiet, f"Running {model.name}") as tell:
+        with progress_bar(quiet, f"Running {model.name}") as report_progress:
             plan = Plan.load(planned)
             stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
             if training.is_trained(plan):
-                result = training.train(plan, planned, stock, feeds, settings, steps, folder, tell)
+                result = training.train(plan, planned, stock, feeds, settings, steps, folder, report_progress)
             elif stock is not None:
-                result = comparing.compare(plan, planned, stock, feeds, settings, folder, tell)
+                result = comparing.compare(plan, planned, stock, feeds, settings, folder, report_progress)
             else:
                 result = comparing.run_alone(plan, feeds, settings)
         if outputs is not None:
@@ -55,19 +63,6 @@ def run(
         print_notes(() if quiet else result.notes)
     if not result.passed:
         raise click.exceptions.Exit(1)
-
-
-def _settings(compares: bool, is_fed: bool, flags: dict[str, Any]) -> Settings:
-    """What the command is told beside how to plan, taken out of the flags; contradictions are wrong usage."""
-    tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
-    if not compares and not tolerance.is_exact:
-        raise click.UsageError("--atol and --rtol are for --compare.")
-    own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
-    if own["pad"] and not is_fed:
-        raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
-    if own["pad"]:
-        flags["inputs"] = None  # no shapes to plan for
-    return Settings(tolerance=tolerance, threads=flags["threads"], device=flags["device"], **own)
 
 
 def _print(result: CommandResult) -> None:

@@ -66,7 +66,7 @@ def train(
     settings: Settings,
     steps: int,
     folder: Path,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> CommandResult:
     """Take steps as planned, each on the same batch.
 
@@ -78,7 +78,7 @@ def train(
         settings: See `Settings`; of the steps ``warm_up`` aren't timed, if that leaves one that is.
         steps: How many to take, at least 3.
         folder: For what the processes exchange.
-        tell: Called with each stage's name.
+        report_progress: Called with each stage's name.
     """
     if settings.pad:
         raise MemongerError("--pad is not for training: rows that fill up would have a part in loss and gradients.")
@@ -92,24 +92,31 @@ def train(
     device, untimed = device_of(plan, settings.device), max(2, min(settings.warm_up, steps - 1))
     job = comparing.planned_job(StepsJob, plan, planned, device, settings, folder, untimed=untimed)
     others = {} if stock is None else comparing.stock_jobs(plan, job, stock, given, folder)
-    trained = _in_turns({"planned": job, **others}, steps, folder, tell)
+    trained = _in_turns({"planned": job, **others}, steps, folder, report_progress)
     result = _alone(plan, trained["planned"], str(device))
     if stock is None:
         return result
     what = "losses, outputs and the state after the last step"
     case = Case(plan, stock, given, device, settings, others["stock"].level, before, what)
-    return _compared(case, result, trained, tell)
+    sessions = {
+        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
+        for name, each in trained.items()
+    }
+    verdict = judge(case, sessions, report_progress)
+    record = {**verdict.record, **result.record, "stock_losses": _numbers(trained["stock"].losses)}
+    lines = (*result.lines, *verdict.lines)
+    return replace(result, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
 
 
 def _in_turns(
-    jobs: Mapping[str, StepsJob], steps: int, folder: Path, tell: Callable[[str], None]
+    jobs: Mapping[str, StepsJob], steps: int, folder: Path, report_progress: Callable[[str], None]
 ) -> dict[str, Trained]:
     with ExitStack() as stack:
         workers = dict[str, MeasuredTrainer]()
         for name, job in jobs.items():
-            tell(f"loading {name}")
+            report_progress(f"loading {name}")
             workers[name] = stack.enter_context(MeasuredTrainer(job, folder, name))
-        tell("timing")
+        report_progress("timing")
         timed = max(1, steps - jobs["planned"].untimed)
         turns = min(comparing.ROUNDS, timed)
         for turn in range(turns):
@@ -165,16 +172,3 @@ def memory_line(plan: Plan, ours: Measured) -> str:
         return said
     total = ours.peak_bytes + plan.parameter_bytes + plan.input_bytes
     return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
-
-
-def _compared(
-    case: Case, alone: CommandResult, trained: Mapping[str, Trained], tell: Callable[[str], None]
-) -> CommandResult:
-    sessions = {
-        name: Ran(each.measured, {"the losses": np.array(each.losses, np.float64), **each.arrays})
-        for name, each in trained.items()
-    }
-    verdict = judge(case, sessions, tell)
-    record = {**verdict.record, **alone.record, "stock_losses": _numbers(trained["stock"].losses)}
-    lines = (*alone.lines, *verdict.lines)
-    return replace(alone, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)

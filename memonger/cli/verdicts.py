@@ -63,7 +63,7 @@ class Verdict:
     passed: bool
 
 
-def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) -> Verdict:
+def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[str], None]) -> Verdict:
     """Compare the session ``planned`` with ``stock``, which has to agree, and ``default``; see `Case.is_source`.
 
     Where they don't agree the first node that differs is looked for.
@@ -71,20 +71,21 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
     ours, tolerance = sessions["planned"], case.settings.tolerance
     gaps = {name: difference(ours.arrays, sessions[name].arrays, tolerance) for name in ("stock", "default")}
     sections = {name: _section(ours.measured, sessions[name].measured, gap) for name, gap in gaps.items()}
-    gap, where, told = gaps["stock"], None, ""
+    gap, where, explanation = gaps["stock"], None, ""
     stock = f"stock onnxruntime's at the plan's own level ({case.level})"
     if gap.passed and case.is_source and case.level == LEVELS["all"] and not gaps["default"].passed:
         gap, stock = gaps["default"], "stock onnxruntime's as it comes, which isn't told the sizes"
-        told = (
+        explanation = (
             "Told the sizes that are planned for, its outputs are the plan's: its optimizer computes otherwise where "
             "they are fixed."
         )
     elif not gap.passed:
-        tell("finding the first node that differs")
+        report_progress("finding the first node that differs")
         plan, threads = case.plan, case.settings.threads
         where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
-        told = first_difference.explain(plan, where)
-    noisy = _noise_line(sections, case.before)
+        explanation = first_difference.explain(plan, where)
+    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
+    noisy = noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], case.before)
     record = {
         **sections["stock"], "level": case.level, "peak_bytes": ours.measured.peak_bytes,
         "latency_seconds": ours.measured.latency_seconds, "latency_p95_seconds": ours.measured.p95_seconds,
@@ -93,7 +94,7 @@ def judge(case: Case, sessions: Mapping[str, Ran], tell: Callable[[str], None]) 
         "first_difference": None if where is None else asdict(where),
         "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
     }  # fmt: skip
-    lines = (_turns_line(sections), sentence(gap, tolerance, stock, told, case.what))
+    lines = (_turns_line(sections), sentence(gap, tolerance, stock, explanation, case.what))
     rows = (_own_row(ours.measured), *_stock_rows(sections))
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
 
@@ -132,12 +133,6 @@ def _turns_line(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """How far the ratio of times at the plan's own level can be trusted."""
     low, high = sections["stock"]["latency_ratio_range"]
     return f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
-
-
-def _noise_line(sections: Mapping[str, Mapping[str, Any]], before: noise.Load) -> str:
-    """How far the latency ratios can be trusted, where that isn't far; of the session whose ratio moved most."""
-    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
-    return noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], before)
 
 
 def sentence(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:

@@ -23,10 +23,10 @@ def device_of_rank(plan: Plan | str | Path, device: str | Device | None) -> Devi
         PlanError: ``device`` is none.
         RuntimeUnavailableError: there are more ranks than devices on this machine, or none at all.
     """
-    asked = device if device is not None else plan.device if isinstance(plan, Plan) else device_in(Path(plan))
-    if asked is None:
+    wanted = device if device is not None else plan.device if isinstance(plan, Plan) else device_in(Path(plan))
+    if wanted is None:
         return None
-    chosen, local = parse_device(asked), os.environ.get("LOCAL_RANK", "")
+    chosen, local = parse_device(wanted), os.environ.get("LOCAL_RANK", "")
     if chosen.facts.is_portable or not chosen.facts.is_numbered:
         return chosen
     if not local.isdecimal() or (device is not None and device != chosen.kind):

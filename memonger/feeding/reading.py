@@ -50,7 +50,10 @@ class Reading:
                 identity = identities[row // self._each]
                 sample = self._sample(parts, identity, row % self._each)
                 if row == last:
-                    self._check_end(parts, identity)
+                    for part in parts:
+                        with Watch(self, identity):
+                            if next(part, _END) is not _END:
+                                raise FeedError(f"the reader gave more samples than one_read_count, {self._each}.")
                 yield sample
                 del sample
 
@@ -82,12 +85,6 @@ class Reading:
                     raise FeedError(f"the reader gave {number} samples, and one_read_count is {self._each}.")
                 sample |= checked(given, tensors)
         return sample
-
-    def _check_end(self, parts: Sequence[Iterator[Any]], identity: Any) -> None:
-        for part in parts:
-            with Watch(self, identity):
-                if next(part, _END) is not _END:
-                    raise FeedError(f"the reader gave more samples than one_read_count, {self._each}.")
 
 
 class Watch:

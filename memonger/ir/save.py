@@ -117,8 +117,8 @@ def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: 
         # External data that can be referred to, as it lies in the folder the model is written to: all of it, or none
         tensors = list(external_tensors(planned))
         there = frozenset(tensor for tensor in tensors if Path(tensor.base_dir).resolve() == path.parent.resolve())
-        asked = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
-        kept = there if len(there) == len(set(tensors)) else asked
+        referred = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
+        kept = there if len(there) == len(set(tensors)) else referred
         read_in(planned, {*kept, *_weights(planned)})
         if sum(tensor.nbytes for tensor in _weights(planned) if tensor not in kept) < limit:
             read_in(planned, kept)

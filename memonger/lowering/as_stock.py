@@ -59,8 +59,8 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
         for graph in graphs(made):
             _complete(graph, made.opset_imports)
         while not give_shapes(made, inputs):
-            told = [_complete(graph, made.opset_imports) for graph in graphs(made)]
-            if not any(told):
+            completed = [_complete(graph, made.opset_imports) for graph in graphs(made)]
+            if not any(completed):
                 return None
         sizes = (
             stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads) for arena in (True, False)

@@ -31,7 +31,6 @@ from memonger.lowering import calibrate, cpu_narrow, ranged
 from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
 from memonger.lowering.cpu_narrow import widen_narrow_nodes
-from memonger.lowering.cuda import write_out_for_cuda
 from memonger.lowering.first_plan import first_plan, plan_if_well_over
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.branches import has_branches, open_branches
@@ -60,6 +59,8 @@ LEVELS = {
 def forms(model: Model, device: Device, level: str) -> tuple[Pass, ...]:
     """The passes that write a model in operators that a device has kernels for, before its optimizer runs."""
     if device.provider == "CUDAExecutionProvider":
+        from memonger.lowering.cuda import write_out_for_cuda  # here: its rules are for that device alone
+
         return (write_out_for_cuda,)
     if not device.is_host:
         return ()
@@ -117,7 +118,14 @@ def device_form(
     ort.check_device(device)
     if settings.level not in LEVELS:
         raise PlanError(f"{settings.level!r} is not an optimization level: there are {', '.join(LEVELS)}.")
-    _check_room(model, device)
+    room = host_memory() if device.is_host else 0  # checked before onnxruntime makes anything of the model
+    for value in all_values(model.graph) if room else ():
+        size = nbytes(value) or 0
+        if size > room:
+            raise PlanError(
+                f"{model.name}: '{value.name}' takes {in_full(size)}, and this machine has {in_full(room)} of memory, "
+                f"so no run can measure the model. Plan smaller sizes, or without a run ({option('device', 'none')})."
+            )
     folder, spent = ScratchFolder(), Spent()
     try:
         passes = forms(model, device, settings.level)
@@ -135,18 +143,6 @@ def device_form(
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
     return Lowered(lowered.ir, stamp, calibration, files=folder, spent=spent, passes=lowered.passes)
-
-
-def _check_room(model: Model, device: Device) -> None:
-    """Check that no value alone is larger than the machine's memory, before onnxruntime makes anything of the model."""
-    room = host_memory() if device.is_host else 0
-    for value in all_values(model.graph) if room else ():
-        size = nbytes(value) or 0
-        if size > room:
-            raise PlanError(
-                f"{model.name}: '{value.name}' takes {in_full(size)}, and this machine has {in_full(room)} of memory, "
-                f"so no run can measure the model. Plan smaller sizes, or without a run ({option('device', 'none')})."
-            )
 
 
 _EXACT = frozenset({

@@ -221,12 +221,12 @@ def _check_sizes(name: str, values: Sequence[ir.Value], sizes: Mapping[str, int]
         return
     example = {key: 1 if key.endswith("[0]") else _EXAMPLE for key in missing}
     derived = _sums(values, {**sizes, **{key: size for key, size in example.items() if len(terms_of(key)) < 2}})
-    asked = {key: size for key, size in example.items() if key not in derived} or example
-    listed, last = [where for key, where in missing.items() if key in asked][:-1], missing[list(asked)[-1]]
+    needed = {key: size for key, size in example.items() if key not in derived} or example
+    listed, last = [where for key, where in missing.items() if key in needed][:-1], missing[list(needed)[-1]]
     which, have, each = (f"{', '.join(listed)} and {last}", "have", "each") if listed else (last, "has", "it")
     raise LoadError(
         f"{name}: {which} {have} no size. Plans need static shapes: give {each} one, for example: "
-        f"{again('dims', asked)}"
+        f"{again('dims', needed)}"
     )
 
 

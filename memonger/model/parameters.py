@@ -49,9 +49,9 @@ def trainable(model: Model) -> tuple[str, ...]:
     values = [v for v in model.graph.initializers.values() if is_floating(v) and not v.meta.get("constant")]
     kinds = {str(v.name): v.metadata_props[EXPORTED_KIND] for v in values if EXPORTED_KIND in v.metadata_props}
     if kinds:
-        told = {name for name, kind in kinds.items() if kind.rpartition(".")[2] == "PARAMETER"}
+        named = {name for name, kind in kinds.items() if kind.rpartition(".")[2] == "PARAMETER"}
         names = ((str(v.name), v) for v in values)
-        return tuple(name for name, v in names if name in told or (name not in kinds and _is_folded(v)))
+        return tuple(name for name, v in names if name in named or (name not in kinds and _is_folded(v)))
     return tuple(str(v.name) for v in values if not _is_setting(v))
 
 

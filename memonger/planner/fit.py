@@ -30,8 +30,9 @@ from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
-from memonger.schedule.decide import Solution, decide, orders_of, total_bytes, total_lower_bound
+from memonger.schedule.decide import decide
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
+from memonger.schedule.solution import Solution, orders_of, total_bytes, total_lower_bound
 from memonger.units import MOST_BATCH, MOST_POINTS, GiB, format_size, in_bytes, in_full, whole
 from memonger.words import NAME, SIZE, N, did_you_mean, either, option, quoted
 
@@ -517,17 +518,17 @@ class _SizeSearch:
     def _in_chunks(self, size: int, job: Job) -> _Attempt:
         """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
         budget = self.memory if job.mode == "inference" else job.request.budget
-        asked, made = dataclasses.replace(job.request, budget=budget), None
+        request, made = dataclasses.replace(job.request, budget=budget), None
         try:
-            made = decided(dataclasses.replace(job, request=asked))
+            made = decided(dataclasses.replace(job, request=request))
             total = total_bytes(made[0].request, made[1])
         except BudgetError as error:
             total = error.smallest
-        bound = total_lower_bound(asked, whole=False)
+        bound = total_lower_bound(request, whole=False)
         if total <= self.memory:
             return _Attempt(size, total, bound, made)
-        whole = max(bound, total_lower_bound(asked, again=self.strategy != "none"))
-        return self._beyond(size, asked, total, bound, whole)
+        whole = max(bound, total_lower_bound(request, again=self.strategy != "none"))
+        return self._beyond(size, request, total, bound, whole)
 
     def _beyond(self, size: int, request: Request, total: int, bound: int, whole: int | None) -> _Attempt:
         status: Literal["proven", "open"] = "proven" if bound > self.memory else "open"

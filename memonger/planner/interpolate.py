@@ -12,8 +12,9 @@ from functools import partial
 
 from memonger.graph.graph import Graph
 from memonger.schedule import Outcome, Request
-from memonger.schedule.decide import Budgets, Solution, lay_out, total_bytes
 from memonger.schedule.orders import ORDERS
+from memonger.schedule.recompute import Budgets
+from memonger.schedule.solution import Solution, lay_out, total_bytes
 from memonger.units import MOST_BATCH
 
 POINTS = 3

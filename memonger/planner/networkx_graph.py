@@ -8,8 +8,9 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.ir.names import fresh
 from memonger.plan import GraphPlan
-from memonger.schedule import Problem, Request, decide
-from memonger.schedule.decide import Solution
+from memonger.schedule import Request
+from memonger.schedule.decide import decide
+from memonger.schedule.solution import Solution
 
 
 def is_networkx(source: object) -> TypeGuard[Any]:
@@ -32,6 +33,8 @@ def from_networkx(source: Any) -> tuple[Graph, tuple[object, ...]]:
         raise PlanError(
             f"a {type(source).__name__} can't be planned: give a networkx.DiGraph, whose edges lead to readers."
         )
+    from memonger.schedule.problem import Problem  # here: a model is none
+
     problem = Problem.from_networkx(source)
     used: set[str] = set()
     names = tuple(fresh(str(name), used) for name in problem.names)
@@ -66,14 +69,16 @@ def plan_graph(names: tuple[object, ...], request: Request, strategy: str | None
     begin = time.perf_counter()
     has_backward = not all(request.graph.forward)
     chosen = strategy or ("budget" if request.budget is not None else "sweep" if has_backward else "none")
-    return _finish(names, request, chosen, decide.decide(request, chosen, order), begin)
+    return _finish(names, request, chosen, decide(request, chosen, order), begin)
 
 
 def pareto_of_graph(
     names: tuple[object, ...], request: Request, points: int, order: str, budgets: Sequence[int], strategy: str
 ) -> tuple[GraphPlan, ...]:
     """The frontier of what `from_networkx` gave; see `memonger.pareto`."""
-    begin, solutions = time.perf_counter(), decide.frontier(request, points, order, budgets, strategy)
+    from memonger.schedule.recompute import frontier
+
+    begin, solutions = time.perf_counter(), frontier(request, points, order, budgets, strategy)
     return tuple(_finish(names, request, strategy, one, begin) for one in solutions)
 
 

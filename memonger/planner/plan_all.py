@@ -108,13 +108,13 @@ class _Running:
 
     Attributes:
         run: What runs them.
-        tell: Who is told of each that is done.
+        report_progress: Who is told of each that is done.
         total: How many there are in all.
         done: How many are done.
     """
 
     run: Run
-    tell: Progress | None
+    report_progress: Progress | None
     total: int
     done: int = 0
 
@@ -123,8 +123,8 @@ class _Running:
         found = dict[int, Row]()
         for number, row in self.run(tasks):
             found[number], self.done = row, self.done + 1
-            if self.tell is not None:
-                self.tell(f"{self.done} of {self.total}: {row.name}")
+            if self.report_progress is not None:
+                self.report_progress(f"{self.done} of {self.total}: {row.name}")
         return [found[number] for number in range(len(tasks))]
 
 
@@ -279,9 +279,9 @@ def _with_budgets(work: _Running, tasks: Sequence[_Task], budgets: Collection[Bu
     return [_budgeted(task, row, *budget) for task, row in zip(tasks, whole, strict=True) for budget in budgets]
 
 
-def _budgeted(task: _Task, whole: Row, asked: str, share: float | None, size: int | None) -> _Task:
+def _budgeted(task: _Task, whole: Row, budget: str, share: float | None, size: int | None) -> _Task:
     """A task with a budget, of the total in a row where that is a percentage, or with the error in that row."""
-    row = dataclasses.replace(task.row, budget=asked)
+    row = dataclasses.replace(task.row, budget=budget)
     if share is not None:
         if whole.total_bytes is None:
             return dataclasses.replace(task, row=dataclasses.replace(row, error=whole.error))

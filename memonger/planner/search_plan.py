@@ -16,7 +16,6 @@ from memonger.allocation.onnxruntime_arena import UNIT
 from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
-from memonger.graph.collectives import with_collectives
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
 from memonger.ir import marks as marks
@@ -54,20 +53,22 @@ from memonger.plan import (
 )
 from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
-from memonger.schedule import Request, decide, mirror_plan
-from memonger.schedule.decide import Solution
+from memonger.schedule import Request
+from memonger.schedule.decide import decide
 from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.on_demand import forward_pass
+from memonger.schedule.solution import IN_SLICES, Solution, total_bytes, total_lower_bound
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
-from memonger.tiling import both, chunking
-from memonger.tiling.joining import with_joined_products
+from memonger.tiling import chunking
 from memonger.tiling.rewritten import MOST_NODES
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
 
 if TYPE_CHECKING:
     import networkx
+
+    from memonger.tiling import both
 
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
@@ -105,9 +106,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     """
     chosen = combine(options, keywords)
     chosen.check_budget()
-    tell = chosen.progress or _silent
+    report_progress = chosen.progress or _silent
     if networkx_graph.is_networkx(source):
-        tell("search")
+        report_progress("search")
         graph, names = _without_model(source, chosen)
         return networkx_graph.plan_graph(names, _request(chosen, graph, alignment=1), chosen.strategy, chosen.order)
     begin = time.perf_counter()
@@ -133,10 +134,10 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 
 def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
-    job, tell = prepare(source, chosen), chosen.progress or _silent
-    tell("search")
+    job, report_progress = prepare(source, chosen), chosen.progress or _silent
+    report_progress("search")
     made, solution = decided(job)
-    tell("verify")
+    report_progress("verify")
     plan = finish(made, solution, begin)
     return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
 
@@ -197,19 +198,21 @@ def pareto(
     chosen = dataclasses.replace(chosen, budget=None, strategy=None)
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"pareto takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
-    begin, tell = time.perf_counter(), chosen.progress or _silent
+    begin, report_progress = time.perf_counter(), chosen.progress or _silent
     if networkx_graph.is_networkx(source):
         graph, names = _without_model(source, chosen)
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
-    tell("search")
+    report_progress("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)
     else:
         job = dataclasses.replace(job, strategy=strategy)
-        made = [(job.copy(), one) for one in decide.frontier(job.request, points, chosen.order, sizes, strategy)]
-    tell("verify")
+        from memonger.schedule.recompute import frontier
+
+        made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
+    report_progress("verify")
     return tuple(finish(*one, begin) for one in made)
 
 
@@ -232,6 +235,8 @@ def make_mirror_plan(
     Raises:
         LoadError, PlanError, TypeError: as `search_plan`; the threshold is negative.
     """
+    from memonger.schedule.checkpoints import mirror_plan
+
     job = prepare(source, combine(options, keywords))
     dropped = mirror_plan(job.request, threshold)
     return dataclasses.replace(job.source, ir=annotate(job.source.ir, job.request.graph, dropped, job.origins))
@@ -312,8 +317,8 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         options: How to plan.
         times: What nodes take decides something, though the options ask for nothing to be computed again.
     """
-    tell, device = options.progress or _silent, device_of(options.device)
-    tell("load")
+    report_progress, device = options.progress or _silent, device_of(options.device)
+    report_progress("load")
     own, open_in_file = _own(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
@@ -329,12 +334,12 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         mark = partial(marks.mark_nodes, mirror=options.mirror, keep=options.keep)
         model = selected = run_passes(own.clone(), "load", mark)
     if mode == "training" and not model.is_differentiated:
-        tell("differentiate")
+        report_progress("differentiate")
         model, notes = _differentiate(model, asked)
         said += notes
-    tell("lower")
+    report_progress("lower")
     lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
-    tell("graph")
+    report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     if options.state:
         with_state(lowered.model, options.state, own.name)
@@ -405,10 +410,12 @@ def _request_of(
     recorded: Marks,
 ) -> Request:  # fmt: skip
     """What is asked of a lowered model, with what its marks say of it."""
-    model, tell, measured = lowered.model, options.progress or _silent, lowered.calibration
+    model, report_progress, measured = lowered.model, options.progress or _silent, lowered.calibration
     seconds, workspace, host = (measured.seconds, measured.workspace, measured.host) if measured else (None, None, ())
     graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
     if options.buckets is not None:
+        from memonger.graph.collectives import with_collectives
+
         with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
         graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
     at_run_time = 0 if measured is None else run_time_bytes(graph, measured.run_time)
@@ -426,7 +433,7 @@ def _request_of(
         stages=recorded.stages,
         forced=recorded.forced,
         parts=recorded.parts,
-        progress=lambda state: tell(f"search: {state}"),
+        progress=lambda state: report_progress(f"search: {state}"),
     )
 
 
@@ -460,7 +467,7 @@ def _sized_at_run_time(lowered: Lowered, options: Options) -> tuple[str, ...]:
     )
 
 
-def decided(job: Job, step: both.StepSearch | None = None) -> tuple[Job, Solution]:
+def decided(job: Job, step: "both.StepSearch | None" = None) -> tuple[Job, Solution]:
     """A prepared model with all that a plan may do with it: products joined, chunks, an order, what runs again.
 
     Args:
@@ -473,6 +480,8 @@ def decided(job: Job, step: both.StepSearch | None = None) -> tuple[Job, Solutio
     """
     measured = job.lowered.calibration
     if job.mode == "training" and job.device.is_host and measured is not None and not job.options.buckets:
+        from memonger.tiling.joining import with_joined_products
+
         joined = with_joined_products(job.lowered, job.request, job.options, job.device, job.strategy)
         if joined is not None:
             lowered, request, solution = joined
@@ -485,7 +494,10 @@ def _frontier(
     job: Job, points: int, budgets: Sequence[int], begin: float, strategy: Strategy
 ) -> list[tuple[Job, Solution]]:
     """Jobs with their solutions, by falling total: with nothing done, as by default, for budgets, and the least."""
-    request, tell = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
+    from memonger.schedule.recompute import undominated
+    from memonger.tiling import both
+
+    request, report_progress = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
     step = both.StepSearch(job.lowered, request, job.options, job.device, strategy)
     plain = step.budgets.plain
     kept: Strategy = "marks" if request.recomputes_marked else "none"
@@ -501,7 +513,7 @@ def _frontier(
             made.append(at(0))
         except BudgetError as error:
             made.append(at(error.smallest))
-    totals = [decide.total_bytes(one.request, solution) for one, solution in made]
+    totals = [total_bytes(one.request, solution) for one, solution in made]
     lowest, span = min(totals), totals[0] - min(totals)
     tried = sorted(budgets) or [lowest + span * point // points for point in range(1, points)]
     for number, budget in enumerate(tried):
@@ -509,9 +521,9 @@ def _frontier(
             break
         with suppress(BudgetError):
             made.append(at(budget))
-            total = decide.total_bytes(made[-1][0].request, made[-1][1])
-            tell(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
-    return decide.undominated(made, _figures)
+            total = total_bytes(made[-1][0].request, made[-1][1])
+            report_progress(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
+    return undominated(made, _figures)
 
 
 def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
@@ -522,7 +534,7 @@ def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
     of_node = dict(zip(job.request.graph.nodes, estimated_costs(model, roles, job.device), strict=True))
     costs = [of_node[n if n in of_node else again] for n, again in zip(graph.nodes, graph.again, strict=True)]
     recomputed = schedule.overhead(graph.again, costs) * math.fsum(job.request.graph.costs)
-    return decide.total_bytes(job.request, solution), recomputed + math.fsum(band.seconds for band in job.chunks)
+    return total_bytes(job.request, solution), recomputed + math.fsum(band.seconds for band in job.chunks)
 
 
 def may_run_in_chunks(job: Job) -> bool:
@@ -534,7 +546,7 @@ def _excludes_chunks(job: Job) -> bool:
     return bool(job.options.state or job.options.buckets)
 
 
-def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
+def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`."""
     lowered, request, options, device = job.lowered, job.request, job.options, job.device
     if _excludes_chunks(job) or not chunking.are_wanted(lowered, options, device):
@@ -542,14 +554,17 @@ def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
     if job.mode == "training" and request.budget is not None:
         if job.solution is not None:
             return job
-        step = step or both.StepSearch(lowered, request, options, device, job.strategy)
+        if step is None:
+            from memonger.tiling.both import StepSearch  # here: inference needs none of it
+
+            step = StepSearch(lowered, request, options, device, job.strategy)
         try:
             candidate: both.Candidate = step.cheapest(request.budget)
         except BudgetError as error:
             raise _explained(job, error) from error
     else:
         strategy = job.strategy if job.mode == "training" else "none"
-        plain = job.solution or decide.decide(dataclasses.replace(request, budget=None), strategy, options.order)
+        plain = job.solution or decide(dataclasses.replace(request, budget=None), strategy, options.order)
         candidate = (
             chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies, job.ranges)
             or plain
@@ -564,14 +579,14 @@ def in_chunks(job: Job, step: both.StepSearch | None = None) -> Job:
 
 
 def solve(job: Job) -> Solution:
-    """Order, recompute, lay out; see `memonger.schedule.decide.decide`."""
+    """Order, recompute, lay out; see `memonger.schedule.decide`."""
     solution, budget = job.solution, job.request.budget
     is_final = job.mode == "training" or job.strategy == "none"
-    if solution is not None and (is_final or (budget and decide.total_bytes(job.request, solution) <= budget)):
+    if solution is not None and (is_final or (budget and total_bytes(job.request, solution) <= budget)):
         return solution
     try:
-        effort = decide.IN_SLICES if job.chunks else EFFORT
-        return decide.decide(job.request, job.strategy, job.options.order, effort)
+        effort = IN_SLICES if job.chunks else EFFORT
+        return decide(job.request, job.strategy, job.options.order, effort)
     except BudgetError as error:
         raise _explained(job, error) from error
 
@@ -588,7 +603,7 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
         hint += f" The largest {vary.get('vary', 'batch')} that fits: {example}"
     bound = error.lower_bound
     if may_run_in_chunks(job):
-        bound = min(bound, decide.total_lower_bound(job.request, whole=False))
+        bound = min(bound, total_lower_bound(job.request, whole=False))
     return BudgetError(error.budget, error.smallest, bound, hint)
 
 
@@ -596,7 +611,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
     from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
 
-    options, measured, tell = job.options, job.lowered.calibration, job.options.progress or _silent
+    options, measured, report_progress = job.options, job.lowered.calibration, job.options.progress or _silent
     if options.chunks != "auto" or measured is None or measured.seconds is None:
         return plan
     model, seconds = job.lowered.model, math.fsum(measured.seconds.values())
@@ -614,7 +629,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
             if not made.chunks:
                 break
             plan = finish(made, solution, begin)
-        tell("compare")
+        report_progress("compare")
         ratio = timer.ratio(plan)
         spent.ratio = ratio if ratio is not None else spent.ratio
         if ratio is None or ratio <= limit:

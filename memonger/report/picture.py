@@ -29,7 +29,13 @@ def picture(view: View, kind: str) -> bytes:
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     _map(upper, view)
-    _curve(lower, view)
+    steps = np.arange(len(view.live) + 1)
+    lower.stairs(view.live, steps, fill=True, color=COLOURS[KEPT], label="in use")
+    lower.axhline(view.plan.lower_bound_bytes, color=COLOURS[SHARED], linestyle=":", label="lower bound")
+    lower.set_ylim(0, max(view.plan.arena_bytes * 1.05, 1))
+    lower.set_xlabel("step")
+    _in_bytes(lower, view.plan.arena_bytes)
+    lower.legend(loc="upper right", fontsize="small")
     plan = view.plan
     sizes = f"{format_size(plan.total_bytes)} in all, {format_size(plan.arena_bytes)} of arena"
     figure.suptitle(f"{shown(view.title)}: {sizes}", parse_math=False)
@@ -54,16 +60,6 @@ def _map(axes: Any, view: View) -> None:
     _in_bytes(axes, view.plan.arena_bytes)
     if view.arena:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False, fontsize="small")
-
-
-def _curve(axes: Any, view: View) -> None:
-    steps = np.arange(len(view.live) + 1)
-    axes.stairs(view.live, steps, fill=True, color=COLOURS[KEPT], label="in use")
-    axes.axhline(view.plan.lower_bound_bytes, color=COLOURS[SHARED], linestyle=":", label="lower bound")
-    axes.set_ylim(0, max(view.plan.arena_bytes * 1.05, 1))
-    axes.set_xlabel("step")
-    _in_bytes(axes, view.plan.arena_bytes)
-    axes.legend(loc="upper right", fontsize="small")
 
 
 def _in_bytes(axes: Any, most: int) -> None:

@@ -88,11 +88,11 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
 
 def fleet_table(rows: "Sequence[Row]") -> Table:
     """Plans of many models, one a row; what nothing was asked of is no column."""
-    asked = [key for key in ("batch", "device", "budget") if any(getattr(row, key) is not None for row in rows)]
-    names = ("model", *asked, "total", "arena", "run again", "extra cost", "seconds")
+    settings = [key for key in ("batch", "device", "budget") if any(getattr(row, key) is not None for row in rows)]
+    names = ("model", *settings, "total", "arena", "run again", "extra cost", "seconds")
     table = table_of("Plans", *names, words=("model", "device"))
     for row in rows:
-        cells = [str(getattr(row, key) or "") for key in asked]
+        cells = [str(getattr(row, key) or "") for key in settings]
         if row.total_bytes is None or row.arena_bytes is None or row.overhead is None:
             figures = ["no plan", "", "", ""]
         else:

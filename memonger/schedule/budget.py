@@ -3,7 +3,7 @@
 What is searched isn't what the budget is of. A search of the reduced problem holds the live bytes of its worst step.
 A plan needs an arena, which may have gaps; folded nodes need a little more or less than the problem says; and what runs
 in slices takes less. `cheapest_within` is the loop around all of these, `BudgetSearch` proposes schedules, and the
-strategy ``budget`` takes what they need as they are. `memonger.schedule.decide` lays them out.
+strategy ``budget`` takes what they need as they are. `memonger.schedule.recompute` lays them out.
 """
 
 import math
@@ -19,7 +19,7 @@ from memonger.schedule.effort import Progress
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import ScheduleFigures, weighed_by_bytes
 from memonger.schedule.segments import block, logarithmic, square_root
-from memonger.schedule.strategy import Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request
 from memonger.schedule.sweep import sweep
 
 ATTEMPTS = 6
@@ -235,8 +235,3 @@ class _InWords:
         seconds = time.monotonic() - self.begin
         left = "" if seconds < 1 or self.done < 0.05 else f", about {seconds * (1 - self.done) / self.done:.0f} s left"
         self.report(f"{self.done:.0%}, {state}{left}")
-
-
-BUDGET = Strategy(
-    "budget", "The cheapest recomputation that a search finds within the budget.", within_budget, takes_budget=True
-)

@@ -12,7 +12,7 @@ from memonger.graph.graph import Graph
 from memonger.ir.operators import facts_of
 from memonger.schedule.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.schedule.reduction import Reduction, deadlines, fixed_nodes
-from memonger.schedule.strategy import Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request
 
 
 def cheap(graph: Graph, keep: Collection[int] = ()) -> tuple[int, ...]:
@@ -31,11 +31,6 @@ def cheap_groups(reduced: Reduction) -> tuple[int, ...]:
     return recompute_on_demand(problem, in_time(problem, problem.deadline, dropped))
 
 
-def _run(request: Request) -> Outcome:
+def recompute_cheap(request: Request) -> Outcome:
+    """The strategy."""
     return Outcome(cheap(request.graph, request.kept))
-
-
-CHEAP = Strategy(
-    "cheap", "Normalizations, activations, concatenations and views run again in the backward pass.", _run,
-    needs_model=True,
-)  # fmt: skip

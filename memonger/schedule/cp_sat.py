@@ -18,7 +18,7 @@ from typing import Any
 from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import Problem, ScheduleFigures
-from memonger.schedule.strategy import Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request
 
 EXACT_SECONDS = 60.0
 """Time limit of the strategy ``exact`` for requests without one."""
@@ -243,7 +243,7 @@ class _CpModel:
         return tuple(node for _, node in sorted(steps))
 
 
-def _run(request: Request) -> Outcome:
+def within_budget(request: Request) -> Outcome:
     """The cheapest schedule that CP-SAT finds starting from the search's, with a proof or a bound; see `solve`.
 
     Raises:
@@ -270,9 +270,3 @@ def _run(request: Request) -> Outcome:
         bound=max(0.0, solved.bound / once - 1) if once and math.isfinite(solved.bound) else None,
         proven=solved.proven and solved.result is not None and best.cost <= solved.result.cost,
     )
-
-
-EXACT = Strategy(
-    "exact", "The cheapest recomputation within the budget, by constraint programming with a proof or a bound.", _run,
-    takes_budget=True,
-)  # fmt: skip

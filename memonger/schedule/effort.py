@@ -4,8 +4,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from memonger.schedule.timeline import Timeline
+if TYPE_CHECKING:
+    from memonger.schedule.timeline import Timeline
 
 EFFORT = 400_000
 """Changes of a schedule that a search may try by default: about 4 s, at some 10 µs each."""
@@ -14,7 +16,7 @@ _NODES_OF_DOUBLE_EFFORT = 2_500
 """In a problem of so many nodes a change takes about twice as long as in a small one, and so counts twice."""
 
 
-def _weight(timeline: Timeline) -> float:
+def _weight(timeline: "Timeline") -> float:
     return 1 + timeline.n / _NODES_OF_DOUBLE_EFFORT
 
 
@@ -67,7 +69,7 @@ class Effort:
     lowering: bool = False
     last: tuple[int, float, float] | None = None
 
-    def spent(self, timeline: Timeline) -> float:
+    def spent(self, timeline: "Timeline") -> float:
         """Fraction of the effort or time spent, with a timeline in use that was not charged yet."""
         used = _weight(timeline) * (self.used + timeline.work) / max(1.0, self.limit)
         if self.time_limit is None:
@@ -79,11 +81,11 @@ class Effort:
         """Whether the time is up."""
         return self.time_limit is not None and time.monotonic() - self.begin > self.time_limit
 
-    def charge(self, timeline: Timeline, most: float = math.inf) -> None:
+    def charge(self, timeline: "Timeline", most: float = math.inf) -> None:
         """Count the work on a timeline that is no longer used, and of it this fraction of the whole effort at most."""
         self.used += min(timeline.work, most * self.limit / _weight(timeline))
 
-    def portion(self, timeline: Timeline, share: float, stop: float = 1.0) -> Callable[[], float]:
+    def portion(self, timeline: "Timeline", share: float, stop: float = 1.0) -> Callable[[], float]:
         """A function that returns how much of a share of the effort is spent from now on; at least 1 ends the portion.
 
         Args:
@@ -96,7 +98,7 @@ class Effort:
         def done() -> float:
             spent = self.spent(timeline)
             if self.last is not None and time.monotonic() > self.last[2] + _TICK:
-                self.tell(timeline, *self.last[:2])
+                self.report_progress(timeline, *self.last[:2])
             return 1.0 if spent >= stop else (spent - begin) / share
 
         return done
@@ -108,7 +110,7 @@ class Effort:
             whole=self.whole, lowering=lowering,
         )  # fmt: skip
 
-    def tell(self, timeline: Timeline, excess: int, cost: float) -> None:
+    def report_progress(self, timeline: "Timeline", excess: int, cost: float) -> None:
         """Report a schedule just found."""
         if self.report is None:
             return

@@ -10,7 +10,7 @@ from memonger.graph.schedule import schedule_graph
 from memonger.ir.operators import facts_of
 from memonger.schedule.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.schedule.reduction import deadlines, fixed_nodes
-from memonger.schedule.strategy import Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request
 from memonger.words import option
 
 
@@ -68,9 +68,3 @@ def _obstacle(graph: Graph, node: int) -> str:
     if any(not graph.planned[value] for value in graph.writes[node]):
         return "the runtime keeps its value, or it is an update"
     return "what it reads is updated before the backward pass needs it"
-
-
-MARKS = Strategy(
-    "marks", "The nodes marked force_mirroring \"True\" run again, and no others.", recompute_marked,
-    heeds_marks=True, needs_model=True,
-)  # fmt: skip

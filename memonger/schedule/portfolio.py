@@ -312,7 +312,7 @@ class PortfolioSearch:
         if fits:
             remove_redundant(timeline, budget, expired)
         point = SearchPoint(excess(timeline, budget), timeline.cost, timeline.schedule())
-        self.effort.tell(timeline, point.excess, point.cost)
+        self.effort.report_progress(timeline, point.excess, point.cost)
         return point
 
     def _better_order(self, budget: int) -> tuple[int, ...] | None:
@@ -351,7 +351,7 @@ class PortfolioSearch:
         """
         best = starts[0]
         timeline = Timeline(self.problem, best.schedule)
-        self.effort.tell(timeline, best.excess, best.cost)
+        self.effort.report_progress(timeline, best.excess, best.cost)
         once = cost(self.problem, self.problem.schedule)
         before = self.effort.spent(timeline)
         for turn, end in enumerate(ends):
@@ -364,7 +364,9 @@ class PortfolioSearch:
                 return 1.0 if timeline.cost <= once and not excess(timeline, budget) else portion()
 
             seeded = replace(annealing, seed=annealing.seed + turn)
-            energy = improve(timeline, budget, seeded, done, lambda energy: self.effort.tell(timeline, *energy))
+            energy = improve(
+                timeline, budget, seeded, done, lambda energy: self.effort.report_progress(timeline, *energy)
+            )
             best = min(best, SearchPoint(*energy, timeline.schedule()))
             if best[:2] <= (0, once) or (best.excess and turn + 1 >= len(starts)):
                 break
@@ -402,7 +404,7 @@ class PortfolioSearch:
             def done(share: Callable[[], float] = share, target: int = target) -> float:
                 return max(share(), float(int(timeline.memory.max()) <= target))
 
-            improve(timeline, target, annealing, done, lambda energy: self.effort.tell(timeline, *energy))
+            improve(timeline, target, annealing, done, lambda energy: self.effort.report_progress(timeline, *energy))
             result = ScheduleFigures.of(self.problem, timeline.schedule())
             step = min(tuning.widest_step, step * tuning.widening) if result.peak <= target else step / 2
             best = min(best, result, key=_peak_then_cost)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from memonger.schedule.checkpoints import ForwardWalk, MirrorStage, StagedProblem, droppable, leading_nodes, written
 from memonger.schedule.on_demand import in_time, needed_again, recompute_on_demand
 from memonger.schedule.problem import Problem
-from memonger.schedule.strategy import Outcome, Request, Strategy
+from memonger.schedule.strategy import Outcome, Request
 from memonger.schedule.sweep import PeakOf
 
 Segmentation = Callable[[Problem, Sequence[MirrorStage], Mapping[int, bool]], tuple[int, ...]]
@@ -130,13 +130,6 @@ def _run(segmentation: Segmentation, request: Request) -> Outcome:
     return Outcome(staged.reduced.expand(schedule), segments)
 
 
-BLOCK = Strategy(
-    "block", "Everything between stages runs again, one segment at a time.", partial(_run, block), heeds_marks=True
-)
-SQRT = Strategy(
-    "sqrt", "Everything between sqrt(n) of the n stages runs again.", partial(_run, square_root), heeds_marks=True
-)
-LOG = Strategy(
-    "log", "Segments run again recursively, so that O(log n) checkpoints are alive at a time.",
-    partial(_run, logarithmic), heeds_marks=True,
-)  # fmt: skip
+recompute_blocks = partial(_run, block)
+recompute_square_root = partial(_run, square_root)
+recompute_logarithmic = partial(_run, logarithmic)

@@ -1,8 +1,14 @@
-"""What every strategy is given (`Request`) and returns (`Outcome`), and the record that describes one (`Strategy`)."""
+"""What every strategy is given (`Request`) and returns (`Outcome`), and the table of them (`STRATEGIES`).
+
+To add a strategy, write a file with its function, and add its `Strategy` record to the table.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +17,9 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, Sharing, assign_storage, live_bytes, needed_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.schedule.effort import EFFORT
-from memonger.schedule.reduction import Reduction, reduce
+
+if TYPE_CHECKING:
+    from memonger.schedule.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +110,10 @@ class Request:
             raise PlanError("this strategy needs a budget.")
         return self.budget
 
-    def reduced(self) -> Reduction:
+    def reduced(self) -> "Reduction":
         """The rematerialization problem of the graph; see `memonger.schedule.reduction`."""
+        from memonger.schedule.reduction import reduce  # here: what recomputes nothing needs no problem
+
         return reduce(self.graph, base=self.base, sharing=self.sharing, keep=self.kept, alignment=self.alignment)
 
 
@@ -151,12 +161,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to decide which nodes run again. All of them are listed in `memonger.schedule.STRATEGIES`.
+    """One way to decide which nodes run again.
 
     Attributes:
         name: What users call it.
         help: What is recomputed, in one sentence.
-        run: The strategy.
+        function: The strategy, a function from `Request` to `Outcome`, as ``module:function`` of this folder. It is
+            imported when it runs: what recomputes nothing needs none of them.
         takes_budget: Whether it needs a budget. The other strategies refuse one.
         heeds_marks: Whether it looks at the nodes that are marked to be recomputed. The others but ``none`` are given a
             graph in which these run twice already. All of them keep what is marked to be kept.
@@ -165,7 +176,63 @@ class Strategy:
 
     name: str
     help: str
-    run: Callable[[Request], Outcome]
+    function: str
     takes_budget: bool = False
     heeds_marks: bool = False
     needs_model: bool = False
+
+    def run(self, request: Request) -> Outcome:
+        """What the strategy returns.
+
+        Raises:
+            BudgetError, PlanError: it finds nothing.
+        """
+        module, _, function = self.function.partition(":")
+        outcome: Outcome = getattr(import_module(f"memonger.schedule.{module}"), function)(request)
+        return outcome
+
+
+def recompute_nothing(request: Request) -> Outcome:
+    """The strategy ``none``."""
+    return Outcome(tuple(range(len(request.graph.nodes))))
+
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType({
+    strategy.name: strategy
+    for strategy in (
+        Strategy("none", "Nothing runs again.", "strategy:recompute_nothing"),
+        Strategy(
+            "cheap", "Normalizations, activations, concatenations and views run again in the backward pass.",
+            "cheap:recompute_cheap", needs_model=True,
+        ),
+        Strategy(
+            "block", "Everything between stages runs again, one segment at a time.", "segments:recompute_blocks",
+            heeds_marks=True,
+        ),
+        Strategy(
+            "sqrt", "Everything between sqrt(n) of the n stages runs again.", "segments:recompute_square_root",
+            heeds_marks=True,
+        ),
+        Strategy(
+            "log", "Segments run again recursively, so that O(log n) checkpoints are alive at a time.",
+            "segments:recompute_logarithmic", heeds_marks=True,
+        ),
+        Strategy(
+            "sweep", "What lies between the stages kept at the best of several thresholds runs again.",
+            "sweep:recompute_swept", heeds_marks=True,
+        ),
+        Strategy(
+            "marks", "The nodes marked force_mirroring \"True\" run again, and no others.", "forced:recompute_marked",
+            heeds_marks=True, needs_model=True,
+        ),
+        Strategy(
+            "budget", "The cheapest recomputation that a search finds within the budget.", "budget:within_budget",
+            takes_budget=True,
+        ),
+        Strategy(
+            "exact", "The cheapest recomputation within the budget, by constraint programming with a proof or a bound.",
+            "cp_sat:within_budget", takes_budget=True,
+        ),
+    )
+})  # fmt: skip
+"""Every strategy by name."""

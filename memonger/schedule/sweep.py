@@ -17,7 +17,7 @@ from memonger.schedule import problem as problems
 from memonger.schedule.checkpoints import ForwardWalk, Mirror, MirrorStage, StagedProblem
 from memonger.schedule.on_demand import recompute_on_demand
 from memonger.schedule.problem import Problem
-from memonger.schedule.strategy import Outcome, Request, Strategy, SweepPoint
+from memonger.schedule.strategy import Outcome, Request, SweepPoint
 from memonger.units import format_size
 
 _GUESSES = 3
@@ -186,7 +186,8 @@ class _SweepRows:
         return self.items[np.arange(len(row)) - np.repeat(before - self.starts[picked], lengths)], row
 
 
-def _run(request: Request) -> Outcome:
+def recompute_swept(request: Request) -> Outcome:
+    """The strategy."""
     staged = StagedProblem(request)
     best = _swept(request, staged, staged.stage_sets)
     candidates, notes, plain = best.candidates, tuple[str, ...](), best.candidates[0].peak - request.base
@@ -202,8 +203,8 @@ def _run(request: Request) -> Outcome:
 
 
 def _swept(request: Request, staged: StagedProblem, stage_sets: Mapping[str, Sequence[MirrorStage]]) -> Sweep:
-    tell = request.progress
-    report = None if tell is None else lambda done: tell(f"{done:.0%} of the sweep")
+    report_progress = request.progress
+    report = None if report_progress is None else lambda done: report_progress(f"{done:.0%} of the sweep")
     return sweep(staged.problem, stage_sets, request.trials, staged.forced, report, request.time_limit)
 
 
@@ -230,8 +231,3 @@ def _no_cuts(request: Request, staged: StagedProblem, marked: Sweep, other: Swee
 def _commonest(operators: Iterable[str]) -> str:
     first, *others = Counter(operators).most_common()
     return f"most are {first[0]}" if others else first[0]
-
-
-SWEEP = Strategy(
-    "sweep", "What lies between the stages kept at the best of several thresholds runs again.", _run, heeds_marks=True
-)

@@ -9,7 +9,8 @@ from memonger.lowering.lowered import Lowered
 from memonger.options import Options
 from memonger.schedule import Request
 from memonger.schedule.budget import Allocated, cheapest_within
-from memonger.schedule.decide import Budgets, Solution, orders_of, total_bytes
+from memonger.schedule.recompute import Budgets
+from memonger.schedule.solution import Solution, orders_of, total_bytes
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.rewritten import InSlices
 

@@ -38,7 +38,8 @@ from memonger.lowering.lowered import Lowered
 from memonger.options import Options
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
-from memonger.schedule.decide import Solution, decide
+from memonger.schedule.decide import decide
+from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import SizesError

@@ -13,7 +13,8 @@ from memonger.ir import training_roles
 from memonger.lowering.lowered import Lowered
 from memonger.options import Options
 from memonger.schedule import Request
-from memonger.schedule.decide import Solution, decide, total_bytes
+from memonger.schedule.decide import decide
+from memonger.schedule.solution import Solution, total_bytes
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.products import JoinedProduct, joined_products
 from memonger.tiling.rewritten import asked_of

@@ -18,7 +18,7 @@ from memonger.lowering.lowered import Calibration, Lowered
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ChunkedBand
 from memonger.schedule import Request
-from memonger.schedule.decide import Solution
+from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.tiling.chunk_times import NodeWork, work_of
 from memonger.tiling.slice_check import SeenAlone, SliceCheck

@@ -26,7 +26,8 @@ from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS, ChunkedBand
-from memonger.schedule.decide import IN_SLICES, decide
+from memonger.schedule.decide import decide
+from memonger.schedule.solution import IN_SLICES
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal
 from memonger.tiling.rewritten import (

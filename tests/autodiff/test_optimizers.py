@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import memonger
+from memonger.autodiff import optimizers
+from memonger.cli import commands
 from memonger.errors import PlanError
 from tests.support.training_steps import (
     BATCH,
@@ -334,3 +336,8 @@ def test_averages_of_parameters_are_torchs() -> None:
         differentiated(forward, optimizer=memonger.SGD(0.1), ema=1)
     with pytest.raises(PlanError, match="amsgrad needs bits=32"):
         memonger.Adam(amsgrad=True, bits=8)
+
+
+def test_the_command_line_has_the_names() -> None:
+    (option,) = [each for each in commands.plan_command.params if each.name == "optimizer"]
+    assert tuple(option.type.choices) == tuple(optimizers.NAMES)

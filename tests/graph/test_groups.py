@@ -15,7 +15,7 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, in_buckets, places
 from memonger.graph.verify import verify
 from memonger.plan import Plan
-from memonger.schedule.decide import _offsets
+from memonger.schedule.solution import _offsets
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 

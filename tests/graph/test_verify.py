@@ -17,9 +17,9 @@ from memonger.graph.graph import Alias, Graph
 from memonger.graph.liveness import Sharing, assign_storage, peak_bytes, storages
 from memonger.graph.schedule import schedule_graph
 from memonger.graph.verify import verify
-from memonger.schedule.decide import _offsets
 from memonger.schedule.every_schedule import least_arena
 from memonger.schedule.orders import ORDERS
+from memonger.schedule.solution import _offsets
 
 
 @st.composite

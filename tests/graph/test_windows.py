@@ -17,7 +17,7 @@ from memonger.graph.liveness import Sharing, Storage, assign_storage
 from memonger.ir.marks import WINDOW
 from memonger.planner import search_plan as planner
 from memonger.report.view import View
-from memonger.schedule import decide
+from memonger.schedule import solution
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 
@@ -103,7 +103,7 @@ def test_random_models_run_as_stock_runs_them(seed: int, marked: bool, monkeypat
 
     Every window is taken, also where that needs more.
     """
-    monkeypatch.setattr(decide, "storages", _with_all_windows)
+    monkeypatch.setattr(solution, "storages", _with_all_windows)
     model = _random_rows(seed, marked)
     feeds, plan = _feeds(model), memonger.search_plan(model, device="none", mode="inference", order="file")
     assert any(plan.graph.subviews)

@@ -1,9 +1,9 @@
 """onnx's own light models, planned and run, against stock onnxruntime to the last bit."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 import memonger
@@ -32,25 +32,25 @@ def _inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
     }
 
 
+@cache
+def _planned(name: str, device: str) -> memonger.Plan:
+    return memonger.search_plan(networks.light(name), device=device, mode="inference", threads=1)
+
+
 @pytest.mark.parametrize("name", DEVICES)
 def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str) -> None:
-    model = networks.light(name)
     for seed, device in enumerate(DEVICES[name], 1):
-        _same_from_any_arena(model, device, seed)
-
-
-def _same_from_any_arena(model: onnx.ModelProto, device: str, seed: int) -> None:
-    plan = memonger.search_plan(model, device=device, mode="inference", threads=1)
-    plan.verify()
-    assert plan.arena_bytes == plan.lower_bound_bytes
-    session, stock = memonger.Session(plan), networks.stock(model, LEVELS[device], threads=1)
-    feeds = _inputs(plan, seed)
-    expected = networks.run_stock(stock, feeds)
-    session.arena.fill(0xFF)  # a float of these bytes is a NaN
-    assert networks.same_bits(session.run(feeds), expected)
-    if seed == 1:
-        other = networks.run_stock(stock, _inputs(plan, seed + 1))
-        assert not networks.same_bits(expected, other), "a comparison whose output ignores its input proves nothing"
+        plan = _planned(name, device)
+        plan.verify()
+        assert plan.arena_bytes == plan.lower_bound_bytes
+        session, stock = memonger.Session(plan), networks.stock(networks.light(name), LEVELS[device], threads=1)
+        feeds = _inputs(plan, seed)
+        expected = networks.run_stock(stock, feeds)
+        session.arena.fill(0xFF)  # a float of these bytes is a NaN
+        assert networks.same_bits(session.run(feeds), expected)
+        if seed == 1:
+            other = networks.run_stock(stock, _inputs(plan, seed + 1))
+            assert not networks.same_bits(expected, other), "a comparison whose output ignores its input proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,14 @@ def _same_from_any_arena(model: onnx.ModelProto, device: str, seed: int) -> None
     ],
 )
 def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
-    model = networks.light(name)
-    plan = memonger.search_plan(model, device=device, mode="inference")
+    plan = _planned(name, device)
     feeds = _inputs(plan, 3)
-    expected = networks.run_stock(networks.stock(model, LEVELS[device]), feeds)
+    expected = networks.run_stock(networks.stock(networks.light(name), LEVELS[device], threads=1), feeds)
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
 
 
 def test_the_poisoning_executor_catches_a_wrong_plan() -> None:
-    model = networks.light("squeezenet")
-    plan = memonger.search_plan(model, device="none", mode="inference")
+    plan = _planned("squeezenet", "none")
     feeds = _inputs(plan, 3)
     expected = run_poisoned(plan, feeds)
     conv = next(n for n, op in enumerate(plan.graph.ops) if op == "Concat")

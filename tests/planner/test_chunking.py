@@ -21,7 +21,7 @@ from memonger.model.load import load
 from memonger.options import Options
 from memonger.planner.search_plan import prepare
 from memonger.runtime.partition import cut_chunks
-from memonger.schedule import decide
+from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
 from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
@@ -300,7 +300,7 @@ def test_a_budget_gives_nothing_slower_than_no_budget_does(monkeypatch: pytest.M
     monkeypatch.setattr(chunk_times, "CACHE", 1 << 18)  # the values of fine slices lie there, so they are the faster
     options = Options(mode="inference", device="cpu", threads=1, max_overhead=10.0)
     job = prepare(load(convolutions(128)), options)
-    plain = decide.decide(job.request, "none", "best")
+    plain = decide(job.request, "none", "best")
     search = chunking.search_of(job.lowered, job.request, options, CPU, 128, plain)
     usual = search.quick()
     assert usual is not None

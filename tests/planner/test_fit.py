@@ -14,7 +14,7 @@ from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.options import Options
 from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
-from memonger.schedule.decide import total_lower_bound
+from memonger.schedule.solution import total_lower_bound
 from tests.support.open_models import block, layers
 from tests.support.planning_models import LOSS
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import memonger
+from memonger.autodiff.losses import Loss
+from memonger.autodiff.updates import Optimizer
 from memonger.devices import parse_device
 from memonger.errors import PlanError
 from memonger.lowering.device_form import LEVELS
@@ -99,7 +101,8 @@ def test_help_shows_the_options_a_function_starts_from() -> None:
 
 
 def test_the_keywords_are_the_fields_of_the_record() -> None:
-    assert get_type_hints(Keywords) == get_type_hints(memonger.Options)
+    late = {"Loss": Loss, "Optimizer": Optimizer, "Buckets": memonger.Buckets}
+    assert get_type_hints(Keywords, localns=late) == get_type_hints(memonger.Options, localns=late)
 
 
 def test_the_names_are_those_of_what_they_choose() -> None:

@@ -354,13 +354,13 @@ def test_what_no_budget_gives_is_taken_where_the_search_for_a_budget_finds_nothi
 ) -> None:
     usual = plan(chain())
     assert usual.recomputed
-    monkeypatch.setattr("memonger.schedule.decide.cheapest_within", lambda *_: None)
-    found = plan(chain(), budget=usual.total_bytes)
+    monkeypatch.setattr("memonger.schedule.recompute.cheapest_within", lambda *_: None)
+    found = plan(chain(), budget=usual.total_bytes, effort=EFFORT)
     assert (found.total_bytes, found.graph.nodes, found.overhead) == (
         usual.total_bytes, usual.graph.nodes, usual.overhead,
     )  # fmt: skip
     with pytest.raises(BudgetError):
-        plan(chain(), budget=usual.total_bytes - 1)
+        plan(chain(), budget=usual.total_bytes - 1, effort=EFFORT)
 
 
 def test_workspace_of_a_node_that_was_cut_again_does_not_count() -> None:

@@ -11,8 +11,7 @@ from onnx import TensorProto, helper
 import memonger
 from memonger.ir.marks import AGAIN, own_node
 from memonger.ir.modules import SCOPES
-from memonger.report.modules import Modules
-from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, View
+from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, Modules, View
 from tests.support.planning_models import plan
 
 

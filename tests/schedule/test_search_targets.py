@@ -12,7 +12,8 @@ from memonger.errors import BudgetError
 from memonger.planner.search_plan import prepare
 from memonger.schedule import budget as budgets
 from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
-from memonger.schedule.decide import Budgets, decide
+from memonger.schedule.decide import decide
+from memonger.schedule.recompute import Budgets
 from memonger.schedule.strategy import Request
 from tests.support.planning_models import LOSS, chain
 

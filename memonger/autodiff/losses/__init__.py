@@ -83,7 +83,17 @@ def attach(
         raise PlanError(
             f"{name}: {option('loss', loss)} is no loss: it can be {', '.join(NAMES)}, or one of memonger's classes."
         )
-    _check_free(model, chosen)
+    taken = {str(value.name) for value in all_values(model.graph)}
+    for role in _NEW_INPUTS:
+        wanted = getattr(chosen, role, None)
+        if wanted is None:
+            continue
+        if not wanted or wanted in taken:
+            raise PlanError(
+                f"{model.name}: the loss's input can't be called '{wanted}': the model has a value of that name. "
+                f"Choose another, memonger.{type(chosen).__name__}({role}=...)."
+            )
+        taken.add(wanted)
     with op.at("loss"):
         if isinstance(chosen, TripletMarginLoss):
             built = chosen.build(op, _triplet(output_of, chosen, name), name)
@@ -135,18 +145,3 @@ def _named(known: dict[str, ir.Value], which: str, name: str) -> ir.Value:
         near = did_you_mean(which, floats)
         raise PlanError(f"{name}: '{which}' {what}; a loss can be of {quoted(floats)}.{near}")
     return floats[which]
-
-
-def _check_free(model: Model, loss: Loss) -> None:
-    """The names of the loss's inputs are free, and differ."""
-    taken = {str(value.name) for value in all_values(model.graph)}
-    for role in _NEW_INPUTS:
-        wanted = getattr(loss, role, None)
-        if wanted is None:
-            continue
-        if not wanted or wanted in taken:
-            raise PlanError(
-                f"{model.name}: the loss's input can't be called '{wanted}': the model has a value of that name. "
-                f"Choose another, memonger.{type(loss).__name__}({role}=...)."
-            )
-        taken.add(wanted)

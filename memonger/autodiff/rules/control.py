@@ -135,17 +135,12 @@ def _emitted(op: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> t
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     contents = [op.content(v) for v in inputs]
     if contents and all(c is not None and c.size <= SMALL for c in contents):
-        return _computed(op, node, contents)
+        from onnx.reference import ReferenceEvaluator  # here: most models need none, and it takes a while to import
+
+        proto = ir.serde.serialize_node(node)
+        for k in range(len(proto.input)):
+            proto.input[k] = f"given{k}"
+        feeds = {f"given{k}": content for k, content in enumerate(contents)}
+        results = ReferenceEvaluator(proto, opsets={"": op.opset}).run(None, feeds)
+        return tuple(op.constant(np.asarray(result)) for result in results)
     return op.several(node.op_type, len(node.outputs), *inputs, **attributes)
-
-
-def _computed(op: Emitter, node: ir.Node, contents: Sequence[np.ndarray | None]) -> tuple[ir.Value, ...]:
-    """Constants, as the number of a step and what is made of it."""
-    from onnx.reference import ReferenceEvaluator  # here: most models need none, and it takes a while to import
-
-    proto = ir.serde.serialize_node(node)
-    for k in range(len(proto.input)):
-        proto.input[k] = f"given{k}"
-    feeds = {f"given{k}": content for k, content in enumerate(contents)}
-    results = ReferenceEvaluator(proto, opsets={"": op.opset}).run(None, feeds)
-    return tuple(op.constant(np.asarray(result)) for result in results)

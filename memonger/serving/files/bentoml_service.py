@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 SETTINGS = json.loads((HERE / "memonger.json").read_text())
 
 
-class Busy(bentoml.exceptions.BentoMLException):
+class TooManyRequests(bentoml.exceptions.BentoMLException):
     """The answer "try again later": BentoML's own status for it is 429, and of one from 500 on it hides the message."""
 
     error_code = HTTPStatus.TOO_MANY_REQUESTS
@@ -41,6 +41,6 @@ class PlannedService:
         except UnknownModelError as error:
             raise bentoml.exceptions.NotFound(message(error)) from error
         except BusyError as error:
-            raise Busy(message(error)) from error
+            raise TooManyRequests(message(error)) from error
         except SessionError as error:
             raise bentoml.exceptions.InvalidArgument(message(error)) from error

@@ -15,14 +15,14 @@ from memonger.serving.serving import PlannedFleet, prometheus
 SETTINGS = Path(__file__).resolve().parent / "memonger.json"
 
 
-class Busy(ServerNotReady):
+class BusyServer(ServerNotReady):
     """The answer "try again later": status 503."""
 
     def __init__(self, error: BusyError) -> None:
         self.error_msg = message(error)
 
 
-class Planned(kserve.Model):
+class FleetMember(kserve.Model):
     """A model of the fleet."""
 
     def __init__(self, name: str, fleet: PlannedFleet, planned: str) -> None:
@@ -45,7 +45,7 @@ class Planned(kserve.Model):
             feeds = read_inputs([_fields(tensor) for tensor in payload.inputs])
             answers = write_outputs(await self.fleet.run(feeds, self.planned))
         except BusyError as error:
-            raise Busy(error) from error
+            raise BusyServer(error) from error
         except SessionError as error:
             raise InvalidInput(message(error)) from error
         outputs = [kserve.InferOutput(**tensor) for tensor in answers]
@@ -63,13 +63,13 @@ def _fields(tensor: kserve.InferInput) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
 
 
-def models(name: str | None) -> list[Planned]:
+def models(name: str | None) -> list[FleetMember]:
     """The models to serve; a single one under another name if one is given."""
     fleet = PlannedFleet.load(SETTINGS)
     fleet.report_to(prometheus)
     if len(fleet.names) == 1:
-        return [Planned(name or fleet.names[0], fleet, fleet.names[0])]
-    return [Planned(one, fleet, one) for one in fleet.names]
+        return [FleetMember(name or fleet.names[0], fleet, fleet.names[0])]
+    return [FleetMember(one, fleet, one) for one in fleet.names]
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ SETTINGS = json.loads((HERE / "memonger.json").read_text())
     max_ongoing_requests=SETTINGS["arenas"] + 100,  # those that have no arena wait in the replica, which counts them
     ray_actor_options={"num_cpus": 1, "memory": SETTINGS["request_bytes"]},
 )
-class Planned:
-    """One replica."""
+class Replica:
+    """Answers requests from one fleet."""
 
     def __init__(self, folder: str) -> None:
         self.fleet = PlannedFleet.load(Path(folder) / "memonger.json")
@@ -67,4 +67,4 @@ def _metric(figure: Any) -> Any:
     return grow
 
 
-app = Planned.bind(str(HERE))
+app = Replica.bind(str(HERE))

@@ -11,10 +11,10 @@ def _recurrent(site: Site) -> Compute:
     is_batch_first = site.integer("layout", 0)
     recurrence = 2
     both = 2 if site.text("direction", "forward") == "bidirectional" else 1
-    asked, is_quantized = site.integer("hidden_size", 0), site.op_type == "DynamicQuantizeLSTM"
+    fixed, is_quantized = site.integer("hidden_size", 0), site.op_type == "DynamicQuantizeLSTM"
 
     def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
-        hidden = asked or shapes[recurrence][1 if is_quantized else 2]
+        hidden = fixed or shapes[recurrence][1 if is_quantized else 2]
         if is_batch_first:
             batch, steps = shapes[0][:2]
             return ((batch, steps, both, hidden), *[(batch, both, hidden)] * 2)[: site.outputs]
