@@ -99,7 +99,7 @@ class Partitioner(CustomPartitionerFn):
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
         settings = repr((version("memonger"), self.budget, self.state_bytes)).encode()
-        sources = [Path(__file__).with_name(name).read_bytes() for name in ("budget.py", "partition.py")]
+        sources = [Path(__file__).with_name(name).read_bytes() for name in ("budget.py", "operators.py", "partition.py")]
         return hashlib.sha256(b"".join([settings, *sources])).hexdigest()
 
 
