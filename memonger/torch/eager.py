@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,13 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as run_again
 
-from memonger.errors import BudgetError
+from memonger.errors import BudgetError, PlanError
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.schedule.budget import Allocated, cheapest_within
 from memonger.torch import operators
-from memonger.torch.budget import StepPlan
-from memonger.torch.recorded import ModuleCall, RecordedStep, recorded
+from memonger.torch.budget import StepPlan, planned, state_bytes, traced
+from memonger.torch.example import examples_of
+from memonger.torch.recorded import ModuleCall, RecordedStep, recorded, without_memory
+from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
 """Regions save at most this part of what the whole step saves, where modules are small enough."""
@@ -133,22 +134,22 @@ class Checkpoints:
         """The regions within a call of a module, each of at most so many saved bytes where modules are small enough."""
         module, part = self.step.modules[number], self._parts[self.step.modules[number].path]
         children = [self.step.modules[child] for child in module.children]
-        if not (type(part).forward is nn.Sequential.forward and len(children) == len(part)):  # type: ignore[arg-type]
+        is_plain = isinstance(part, nn.Sequential) and type(part).forward is nn.Sequential.forward
+        if not is_plain or len(children) != len(part._modules):
             for child in module.children:
                 yield from self._of_child(child, most)
             return
-        begin, pieces = 0, self._pieces(children)
-        for (start, stop), following in pairwise([*pieces, (len(children), len(children) + 1)]):
-            fits = following[1] <= len(children) and self._bytes(children[begin], children[following[1] - 1]) <= most
-            if fits:
+        begin, ends = 0, self._ends(children)
+        for end, following in zip(ends, [*ends[1:], None], strict=True):
+            if following is not None and self._bytes(children[begin], children[following - 1]) <= most:
                 continue
-            if stop - begin == 1:
+            if end - begin == 1:
                 yield from self._of_child(module.children[begin], most)
-            elif self._bytes(children[begin], children[stop - 1]) and self._stands_alone(
-                children[begin].start, children[stop - 1].stop
-            ):
-                yield _region(module, children[begin:stop], (begin, stop))
-            begin = stop
+            elif self._bytes(children[begin], children[end - 1]):
+                region = _region(module, children[begin:end], (begin, end))
+                if self._stands_alone(*region.calls):
+                    yield region
+            begin = end
 
     def _of_child(self, number: int, most: int) -> Iterator[Region]:
         module = self.step.modules[number]
@@ -159,15 +160,10 @@ class Checkpoints:
         else:
             yield _region(module, [module], None)
 
-    def _pieces(self, children: Sequence[ModuleCall]) -> list[tuple[int, int]]:
-        """Children of an ``nn.Sequential``, each with those behind it that don't stand alone."""
-        pieces: list[tuple[int, int]] = []
-        for number, child in enumerate(children):
-            if pieces and not self._stands_alone(child.start, child.stop):
-                pieces[-1] = pieces[-1][0], number + 1
-            else:
-                pieces.append((number, number + 1))
-        return pieces
+    def _ends(self, children: Sequence[ModuleCall]) -> list[int]:
+        """Where a region among the children of an ``nn.Sequential`` may end: before one that stands alone."""
+        alone = [number for number, child in enumerate(children) if self._stands_alone(child.start, child.stop)]
+        return sorted({*alone, len(children)} - {0})
 
     def _bytes(self, first: ModuleCall, last: ModuleCall) -> int:
         return sum(self._saved[first.start : last.stop])
@@ -217,9 +213,9 @@ class _Draft:
         self.step, self.regions = step, list[Region]()
         starts, behind = [region.nodes[0] for region in regions], dict[int, list[int]]()
         for number, call in enumerate(step.calls):
-            region = bisect_right(starts, call.sequence) - 1
-            if call.is_backward and region >= 0 and call.sequence < regions[region].nodes[1]:
-                behind.setdefault(region, []).append(number)
+            at = bisect_right(starts, call.sequence) - 1
+            if call.is_backward and at >= 0 and call.sequence < regions[at].nodes[1]:
+                behind.setdefault(at, []).append(number)
         reads = [dict.fromkeys(one) for one in step.graph.reads]
         self.again, runs, saved = list[range](), dict[int, int](), list[set[int]]()
         for index, region in enumerate(regions):
@@ -236,22 +232,19 @@ class _Draft:
             self.again.append(range(region.calls[0], max(own[one] for one in read) + 1))
             saved.append(read)
         schedule, latest = list[int](), dict[int, int]()
-        self._spans: list[dict[int, list[_Span]]] = []
-        order = dict[int, list[dict[int, list[_Span]]]]()
+        self._spans: list[dict[int, list[_Span]]] = [{} for _ in self.regions]
         for number, call in enumerate(step.calls):
             if number in runs:
-                again, spans = self.again[runs[number]], dict[int, list[_Span]]()
+                again = self.again[runs[number]]
                 for place, one in enumerate(again, len(schedule)):
-                    spans[one] = [
+                    self._spans[runs[number]][one] = [
                         _Span(made, step.sizes[made], latest[made] + 1, place) for made in step.calls[one].makes
                     ]
-                order[runs[number]] = [spans]
                 for one in again:
                     latest.update(dict.fromkeys((*reads[one], *step.calls[one].makes), len(schedule)))
                     schedule.append(one)
             latest.update(dict.fromkeys((*reads[number], *call.makes), len(schedule)))
             schedule.append(number)
-        self._spans = [order[index][0] for index in range(len(self.regions))]
         self._saved = saved
         graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
         buffers = assign_storage(graph, alignment=1).buffers
@@ -269,15 +262,15 @@ class _Draft:
         opened = set[int]()
         items = list[tuple[float, int, int, list[_Span]]]()
         for index, again in enumerate(self.again):
-            spans = self._spans[index]
+            of_call = self._spans[index]
             if opens:
-                needed = [span for each in spans.values() for span in each if span.storage in self._saved[index]]
+                needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
                 cost = sum(calls[one].cost for one in again)
                 items.append((cost / max(1, sum(span.size for span in needed)), index, -1, needed))
             if keeps:
                 for one in sorted(self._keepable[index]):
-                    size = sum(span.size for span in spans[one])
-                    items.append((calls[one].cost / max(1, size), index, one, spans[one]))
+                    size = sum(span.size for span in of_call[one])
+                    items.append((calls[one].cost / max(1, size), index, one, of_call[one]))
         for _, index, one, spans in sorted(items, key=lambda item: -item[0]):
             if index in opened:
                 continue
@@ -316,16 +309,16 @@ class _Draft:
         )  # fmt: skip
 
 
-class _Again(TorchDispatchMode):
+class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What runs again leaves the buffers as they are: the forward pass has written into them."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._module, self._buffers = module, frozenset[int]()
 
     def __enter__(self) -> Any:
         self._buffers = frozenset(operators.storages(self._module.buffers()))
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -398,7 +391,8 @@ class Checkpointed:
         first: AbstractContextManager[Any] = nullcontext()
         again: AbstractContextManager[Any] = nullcontext()
         if checkpoint.kept:
-            first, again = create_selective_checkpoint_contexts(_Policy(checkpoint.kept))
+            policy = _Policy(checkpoint.kept)
+            first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
         return first, _Both(_Again(self._part), again) if checkpoint.writes else again
 
 
@@ -430,30 +424,100 @@ class _Reset:
         self._turns.clear()
 
 
-def put_on(module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> Callable[[], None]:
-    """Have a module checkpoint these parts of itself.
+class PutOn:
+    """Has a module checkpoint parts of itself.
 
-    Returns: what takes them off again.
+    Args:
+        module: Calls of it are changed, its parameters and their names aren't.
+        checkpoints: What is checkpointed.
+        keeps_random: Whether random numbers are drawn again as they were.
     """
-    parts, turns = dict(module.named_modules()), dict[str, int]()
-    by_path: dict[str, dict[int, list[Checkpoint]]] = {}
-    for one in checkpoints:
-        by_path.setdefault(one.region.path, {}).setdefault(one.region.turn, []).append(one)
-    hook = module.register_forward_pre_hook(_Reset(turns))
-    for path, of_turns in by_path.items():
-        part = parts[path]
-        inner = part.__dict__.get("forward")
-        part.__dict__["forward"] = Checkpointed(part, inner, of_turns, turns, keeps_random)
 
-    def off() -> None:
-        hook.remove()
-        for path in by_path:
-            part = parts[path]
+    def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> None:
+        parts, turns = dict(module.named_modules()), dict[str, int]()
+        by_path: dict[str, dict[int, list[Checkpoint]]] = {}
+        for one in checkpoints:
+            by_path.setdefault(one.region.path, {}).setdefault(one.region.turn, []).append(one)
+        self._hook = module.register_forward_pre_hook(_Reset(turns))
+        self._parts = [parts[path] for path in by_path]
+        for part, of_turns in zip(self._parts, by_path.values(), strict=True):
+            inner = part.__dict__.get("forward")
+            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, turns, keeps_random)
+
+    def take_off(self) -> None:
+        """The module is as it was."""
+        self._hook.remove()
+        for part in self._parts:
             part.__dict__["forward"] = part.__dict__["forward"].inner
             if part.__dict__["forward"] is None:
                 del part.__dict__["forward"]
 
-    return off
+
+_PLAN = "memonger"
+"""The attribute of a module in which what it was planned for stands."""
+
+
+def checkpoint(
+    module: nn.Module,
+    example: torch.Tensor | Sequence[torch.Tensor],
+    budget: str | int,
+    optimizer: torch.optim.Optimizer | int | None = None,
+) -> nn.Module:
+    """Have a module's training step hold a budget in eager PyTorch, without a compiler.
+
+    ``module = memonger.torch.checkpoint(module, images, "4GiB", optimizer)``. Calls of its parts are checkpointed by
+    `torch.utils.checkpoint`, with a policy that says of every operator's every call in them what is kept; parameters,
+    their names and hooks stay as they are, so ``DistributedDataParallel`` and ``fully_shard`` go around it as before.
+    Gradients, buffers and random numbers are those of the module as it was, bit for bit.
+
+    Planned is the step that was looked at: the same operators, on inputs as large as the example; inside
+    ``torch.autocast`` where it is called inside it. Smaller inputs take less. Without gradients the module runs as
+    before. Planning looks at shapes alone, allocates nothing and needs no device.
+
+    Args:
+        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone.
+        example: What it is called with; tensors of ``meta`` stand for such of the module's own device.
+        budget: Bytes for all that `memonger.torch.partitioner` counts, as a number or as ``4GiB``.
+        optimizer: Whose state counts, or the bytes of a state.
+
+    Returns: the module; `plan_of` says what its step takes.
+
+    Raises:
+        BudgetError: checkpoints that hold the budget weren't found; it says what does.
+        PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient.
+    """
+    limit, state, inputs = in_bytes("budget", budget, PlanError), state_bytes(optimizer), examples_of(module, example)
+    if _PLAN in module.__dict__:
+        module.__dict__.pop(_PLAN)[1].take_off()
+    try:
+        plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
+    except BudgetError as error:
+        raise BudgetError(limit, error.smallest, error.lower_bound, _what_would(module, inputs, limit, state)) from None
+    module.__dict__[_PLAN] = plan, PutOn(module, checkpoints)
+    return module
+
+
+def _what_would(module: nn.Module, inputs: Sequence[torch.Tensor], limit: int, state: int) -> str:
+    """Whether another order and repetitions within the backward pass would hold a budget that checkpoints can't."""
+    try:
+        held = planned(traced(module, inputs), limit, state)[0].peak_bytes
+    except BudgetError as error:
+        return f" torch.compile(backend=memonger.torch.backend(...)) can hold {in_full(error.smallest)}."
+    except PlanError:
+        return ""
+    return f" torch.compile(backend=memonger.torch.backend(...)) holds it, with {in_full(held)}."
+
+
+def plan_of(module: nn.Module) -> StepPlan:
+    """What the step of a module takes that `checkpoint` returned.
+
+    Raises:
+        PlanError: it didn't return this one.
+    """
+    if _PLAN not in module.__dict__:
+        raise PlanError(f"this {type(module).__name__} isn't what memonger.torch.checkpoint returned: it has no plan.")
+    plan: StepPlan = module.__dict__[_PLAN][0]
+    return plan
 
 
 def chosen(
@@ -478,24 +542,23 @@ def chosen(
     whole = recorded(module, inputs, mode)
     found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0, 0.0)))
     if budget is not None and found.bytes > budget:
-        checkpoints = Checkpoints(whole, module, state)
-        tried = dict[tuple[Checkpoint, ...], RecordedStep]()
+        candidates = Checkpoints(whole, module, state)
 
         def ran(choice: Choice) -> Allocated[tuple[RecordedStep, Choice]]:
-            off = put_on(module, choice.checkpoints, keeps_random=False)
+            checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
             try:
                 step = recorded(module, inputs, mode)
             finally:
-                off()
+                checkpoints.take_off()
             return Allocated(step.peak + state, choice.cost, (step, choice))
 
         def proposed(target: int, _: int) -> tuple[int, list[Choice]]:
-            choices = checkpoints.within(target)
+            choices = candidates.within(target)
             return choices[0].bytes, choices[:2]
 
         best = cheapest_within(budget, proposed, ran)
         if best is None:
-            smallest = ran(checkpoints.within(0)[0]).bytes
+            smallest = ran(candidates.within(0)[0]).bytes
             raise BudgetError(budget, smallest, whole.given_bytes + whole.gradients + state)
         found = best
     step, choice = found.item

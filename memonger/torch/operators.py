@@ -46,8 +46,7 @@ def normalizes_by_its_batch(target: Any, args: Sequence[Any]) -> bool:
     """Whether a run is of a batch normalization that reads no running statistics, but makes new ones."""
     names = [one.name for one in target._schema.arguments] if isinstance(target, torch._ops.OpOverload) else []
     return STATISTICS[0] in names and any(
-        name in ("training", "use_input_stats") and given is True
-        for name, given in zip(names, args, strict=False)
+        name in ("training", "use_input_stats") and given is True for name, given in zip(names, args, strict=False)
     )
 
 

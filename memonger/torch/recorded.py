@@ -7,13 +7,15 @@ operator are those of a real step: what Python's variables hold a little longer 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import SAC_IGNORED_OPS
@@ -127,16 +129,16 @@ class RecordedStep:
         )
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operator's run, and what storages there are."""
 
     def __init__(self, there: Iterable[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
         self.freed = dict[int, int]()
         self.inside = [-1]
         self.live = self.peak = 0
-        self._numbers, self._sequence, self._is_backward = dict[int, int](), 0, False
+        self._numbers, self._sequence, self._first = dict[int, int](), 0, _get_sequence_nr()
         self.given = frozenset(self._new(there))
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,16 +148,21 @@ class _Recorder(TorchDispatchMode):
         if target in SAC_IGNORED_OPS:
             return result
         reads = tuple(dict.fromkeys(self._numbers[one] for one in operators.storages(read) if one in self._numbers))
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None:
-            self._sequence = torch.autograd._get_sequence_nr()
+            self._sequence = self.sequence
         elif node._sequence_nr() != _OF_A_GRADIENT:
-            self._sequence = node._sequence_nr()
+            self._sequence = node._sequence_nr() - self._first
         self.calls.append(Call(
             target, reads, self._new(operators.tensors_in(result)), self._changed(target, args, kwargs),
             self._sequence, node is not None, self.inside[-1], operators.cost(target, args, kwargs, result),
         ))  # fmt: skip
         return result
+
+    @property
+    def sequence(self) -> int:
+        """The number of autograd's next node, counted from the step's beginning."""
+        return _get_sequence_nr() - self._first
 
     def _changed(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Storages that an operator writes into. A batch normalization's schema doesn't say that it does."""
@@ -192,10 +199,10 @@ class _Recorder(TorchDispatchMode):
         """Calls of the module's parts are noted meanwhile."""
         turns, hooks = dict[str, int](), []
         for path, part in module.named_modules():
+
             def enter(_: nn.Module, __: Any, path: str = path) -> None:
                 turn = turns[path] = turns.get(path, -1) + 1
-                begin = torch.autograd._get_sequence_nr()
-                self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), begin))
+                self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), self.sequence))
                 number = len(self.modules) - 1
                 if self.inside[-1] >= 0:
                     self.modules[self.inside[-1]].children.append(number)
@@ -203,7 +210,7 @@ class _Recorder(TorchDispatchMode):
 
             def leave(_: nn.Module, __: Any, ___: Any) -> None:
                 call = self.modules[self.inside.pop()]
-                call.stop, call.last = len(self.calls), torch.autograd._get_sequence_nr()
+                call.stop, call.last = len(self.calls), self.sequence
 
             hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
         try:
@@ -225,14 +232,14 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
         PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
     """
     module.zero_grad(set_to_none=True)
-    recorder = _Recorder([*module.parameters(), *module.buffers(), *inputs])
+    recorder = _Recorder([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])
     with mode, recorder, recorder.watching(module), torch.autograd.set_multithreading_enabled(False):
         try:
             result = module(*inputs)
         except Exception as error:  # a module is anybody's code
             raise PlanError(
                 "the module can't run on tensors without memory, as planning has it do: "
-                f"{str(error).strip() or type(error).__name__}"
+                f"{type(error).__name__}: {str(error).strip()}"
             ) from error
         ends = [one for one in operators.tensors_in(result) if one.requires_grad]
         if not ends:
@@ -254,10 +261,6 @@ def without_memory(module: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[n
         module: It isn't changed.
         inputs: Tensors of ``meta`` stand for such of the module's own device.
     """
-    from copy import deepcopy
-
-    from torch._subclasses.fake_tensor import FakeCopyMode
-
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     mode = FakeTensorMode()
     with FakeCopyMode(mode):

@@ -17,7 +17,7 @@ from tests.support import networks
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from memonger.torch.from_torch import from_torch  # noqa: E402
+from memonger.torch.exported import from_torch  # noqa: E402
 from tests.support import torch_networks  # noqa: E402
 
 nn = torch.nn
