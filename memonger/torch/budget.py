@@ -274,7 +274,10 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     request = Request(graph, base=step.given + state, budget=budget, forced=dict.fromkeys(step.once, False))
     once = tuple(range(len(graph.nodes)))
     before = request.needed(once)
-    schedule = once if budget is None or before <= budget else within_budget(request).schedule
+    try:
+        schedule = once if budget is None or before <= budget else within_budget(request).schedule
+    except BudgetError as error:
+        raise refused(error, step.given, step.gradients, state) from None
     cost = request.cost(once)
     plan = StepPlan(
         budget=budget,
@@ -289,6 +292,15 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
         seconds=time.perf_counter() - begin,
     )
     return plan, schedule
+
+
+def refused(error: BudgetError, given: int, gradients: int, state: int, hint: str = "") -> BudgetError:
+    """The error with what is there whatever runs again, in bytes: what is given, gradients, the optimizer's state."""
+    there = given + gradients + state
+    parts = f"parameters, buffers and inputs {format_size(given)}, gradients {format_size(gradients)}"
+    parts += f", the optimizer's state {format_size(state)}" if state else ""
+    floor = f" {format_size(there)} are there whatever runs again: {parts}.{hint}"
+    return BudgetError(error.budget, error.smallest, max(error.lower_bound, there), floor)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer | int | None) -> int:

@@ -28,7 +28,7 @@ from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.schedule.budget import Allocated, cheapest_within
 from memonger.torch import operators
-from memonger.torch.budget import StepPlan, planned, state_bytes, traced
+from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
 from memonger.torch.recorded import ModuleCall, RecordedStep, recorded, without_memory
 from memonger.units import in_bytes, in_full
@@ -492,7 +492,8 @@ def checkpoint(
     try:
         plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
     except BudgetError as error:
-        raise BudgetError(limit, error.smallest, error.lower_bound, _what_would(module, inputs, limit, state)) from None
+        would = _what_would(module, inputs, limit, state)
+        raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
     module.__dict__[_PLAN] = plan, PutOn(module, checkpoints)
     return module
 
@@ -559,7 +560,7 @@ def chosen(
         best = cheapest_within(budget, proposed, ran)
         if best is None:
             smallest = ran(candidates.within(0)[0]).bytes
-            raise BudgetError(budget, smallest, whole.given_bytes + whole.gradients + state)
+            raise refused(BudgetError(budget, smallest, 0), whole.given_bytes, whole.gradients, state)
         found = best
     step, choice = found.item
     once = sum(call.cost for call in whole.calls)

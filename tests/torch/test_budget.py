@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import memonger.torch
@@ -119,21 +121,28 @@ def test_what_a_plan_counts_is_what_is_there() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
 def test_inductor_takes_it_as_its_partition_function() -> None:
+    from torch._inductor import compile_fx
+
+    whole, partition = memonger.torch.partitioner(None), memonger.torch.partitioner("840KiB")
+    assert partition.uuid() == memonger.torch.partitioner(840 << 10).uuid() != whole.uuid()
     module, inputs = case("scores")
-    _, gradients = step(module, module, inputs)
-    from functorch.compile import make_boxed_func
 
-    partition = memonger.torch.partitioner("1GiB")
-    assert partition.uuid() == memonger.torch.partitioner(1 << 30).uuid() != memonger.torch.partitioner("2GiB").uuid()
-    torch.compiler.reset()
-    run = torch.compile(module, options={"custom_partitioner_fn": partition})  # nothing is compiled before it runs
-    assert run is not None
-    from torch._dynamo.backends.common import aot_autograd
+    def uncompiled(graph: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        return own.as_it_is(graph, inputs)
 
-    made = aot_autograd(fw_compiler=lambda one, _: make_boxed_func(one.forward), partition_fn=partition)
-    _, found = step(torch.compile(module, backend=made), module, inputs)
-    assert all(map(torch.equal, found, gradients))
-    assert len(partition.plans) == 1
+    def gradients(of: memonger.torch.Partitioner) -> list[torch.Tensor]:
+        """By PyTorch's compiler but for its last stage, which needs one of C++."""
+        torch.compiler.reset()
+        compiler = partial(
+            compile_fx.compile_fx, inner_compile=uncompiled, config_patches={"custom_partitioner_fn": of}
+        )
+        return step(torch.compile(module, backend=compiler), module, inputs)[1]
+
+    assert all(map(torch.equal, gradients(partition), gradients(whole)))
+    (plan,) = partition.plans
+    assert plan.recomputed
+    assert plan.budget is not None
+    assert plan.peak_bytes <= plan.budget < plan.peak_before_bytes == whole.plans[0].peak_bytes
 
 
 def test_a_budget_that_cannot_be_held_names_one_that_can() -> None:
@@ -144,6 +153,11 @@ def test_a_budget_that_cannot_be_held_names_one_that_can() -> None:
     error = caught.value.inner_exception
     assert isinstance(error, BudgetError)
     plan, _ = own.planned(own.traced(module, inputs), error.smallest)
+    weights = sum(one.nbytes for one in module.parameters())
+    assert error.lower_bound >= 2 * weights + inputs[0].nbytes
+    assert str(error).endswith(
+        "324 KiB are there whatever runs again: parameters, buffers and inputs 194 KiB, gradients 130 KiB."
+    )
     assert error.lower_bound <= plan.peak_bytes <= error.smallest < plan.peak_before_bytes
 
 

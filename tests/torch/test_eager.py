@@ -146,15 +146,15 @@ def test_it_goes_inside_what_spreads_a_module_over_ranks(way: str, one_rank: Non
 
 
 def test_a_budget_that_checkpoints_cannot_hold_names_what_would() -> None:
-    module, inputs = case("images")
+    module, inputs = case("scores")
     limit = whole(module, inputs)
-    text = r"no plan within .* smallest budget that was found .*backend\(\.\.\.\)\) holds it, with "
+    text = r"smallest budget that was found .* whatever runs again: .*backend\(\.\.\.\)\) holds it, with "
     with pytest.raises(BudgetError, match=text) as caught:
-        memonger.torch.checkpoint(module, inputs, limit // 2)
+        memonger.torch.checkpoint(module, inputs, limit * 7 // 10)
     memonger.torch.checkpoint(module, inputs, caught.value.smallest)
     assert peak_of(module, inputs) == caught.value.smallest > caught.value.lower_bound
     with pytest.raises(BudgetError, match=r"backend\(\.\.\.\)\) can hold "):
-        memonger.torch.checkpoint(module, inputs, "1KiB")
+        memonger.torch.checkpoint(module, inputs, "1KiB", 4096)
 
 
 class Branches(nn.Module):
@@ -177,7 +177,7 @@ def test_what_cannot_be_planned_is_said() -> None:
         memonger.torch.checkpoint(nn.ReLU(), x, "1GiB")
     with pytest.raises(PlanError, match="budget: 'much' is no size"):
         memonger.torch.checkpoint(Scores(), x, "much")
-    with pytest.raises(LoadError, match="Images needs example inputs: .* not a dict"):
+    with pytest.raises(LoadError, match=r"Images needs example inputs: .* not a dict"):
         memonger.torch.checkpoint(Images(), {"x": x}, "1GiB")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="isn't what memonger.torch.checkpoint returned"):
+    with pytest.raises(PlanError, match=r"isn't what memonger\.torch\.checkpoint returned"):
         memonger.torch.plan_of(Scores())
