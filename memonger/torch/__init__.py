@@ -7,13 +7,14 @@ if TYPE_CHECKING:
     from memonger.torch.budget import Backend, Partitioner, StepFit, StepPlan, backend, fit, partitioner
     from memonger.torch.eager import checkpoint, plan_of
     from memonger.torch.exported import from_torch
+    from memonger.torch.page import report
 
 __all__ = [
     "Backend", "Partitioner", "StepFit", "StepPlan", "backend", "checkpoint", "fit", "from_torch", "partitioner",
-    "plan_of",
+    "plan_of", "report",
 ]  # fmt: skip
 
-_ELSEWHERE = {"checkpoint": "eager", "from_torch": "exported", "plan_of": "eager"}
+_ELSEWHERE = {"checkpoint": "eager", "from_torch": "exported", "plan_of": "eager", "report": "page"}
 
 
 def __getattr__(name: str) -> Any:
