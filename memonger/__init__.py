@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from memonger.serving.fleet import Fleet, FleetModel
     from memonger.serving.fleet_memory import FleetMemory
     from memonger.serving.pipeline import Pipeline
-    from memonger.torch.from_torch import from_torch
+    from memonger.torch.exported import from_torch
     from memonger.training_session import TrainingSession
 
 __version__ = "0.1.0"
@@ -92,7 +92,7 @@ _LAZY = {
     "memonger.graph.collectives": ("Buckets",),
     "memonger.graph.liveness": ("Sharing",),
     "memonger.allocation": ("Buffer", "Layout", "allocate"),
-    "memonger.torch.from_torch": ("from_torch",),
+    "memonger.torch.exported": ("from_torch",),
     "memonger.model.load": ("load",),
     "memonger.model.lora": ("add_lora", "merge_lora"),
     "memonger.ir.model": ("Model",),

@@ -264,6 +264,11 @@ class Plan(BasePlan, Header):
         return None if self.workspace is None else max(self.workspace.values(), default=0)
 
     @property
+    def peer(self) -> str:
+        """Who would run the model without a plan: `stock_bytes` are what that takes."""
+        return "stock onnxruntime"
+
+    @property
     def predicted_bytes(self) -> int | None:
         """Bytes a run takes beside the loaded model: arena, workspace, values that only the run can size.
 

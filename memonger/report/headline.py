@@ -55,9 +55,8 @@ def _comparison(record: Mapping[str, Any]) -> str:
     unplanned = f"ithout any reuse of memory it would take {format_size(record['unplanned_bytes'])}."
     if stock is None:
         return f"W{unplanned} {_why_unknown(record['device'], record.get('ranges'))}"
-    return (
-        f"Stock onnxruntime is expected to take about {format_size(stock)}: {_percentage(total, stock)}. W{unplanned}"
-    )
+    peer = record["peer"][:1].upper() + record["peer"][1:]
+    return f"{peer} is expected to take about {format_size(stock)}: {_percentage(total, stock)}. W{unplanned}"
 
 
 def _percentage(total: int, stock: int) -> str:

@@ -49,6 +49,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "process_bytes": plan.process_bytes,
         "mapped_bytes": plan.mapped_bytes,
         "unplanned_bytes": plan.unplanned_bytes,
+        "peer": plan.peer,
         "stock_bytes": plan.stock_bytes,
         "budget_bytes": plan.budget,
         "strategy": plan.strategy,

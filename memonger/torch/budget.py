@@ -5,7 +5,6 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,13 +15,15 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
 from memonger.errors import BudgetError, PlanError
 from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
+from memonger.torch.example import examples_of
 from memonger.torch.partition import JointStep, split, step_of
+from memonger.torch.recorded import without_memory
 from memonger.units import format_size, in_bytes
 
 
@@ -74,7 +75,7 @@ class Partitioner(CustomPartitionerFn):
 
     def __init__(self, budget: str | int | None, optimizer: torch.optim.Optimizer | int | None) -> None:
         self.budget = None if budget is None else in_bytes("budget", budget, PlanError)
-        self.state_bytes = optimizer if isinstance(optimizer, int) else state_bytes(optimizer)
+        self.state_bytes = state_bytes(optimizer)
         self.plans: list[StepPlan] = []
 
     def __call__(
@@ -99,7 +100,8 @@ class Partitioner(CustomPartitionerFn):
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
         settings = repr((version("memonger"), self.budget, self.state_bytes)).encode()
-        sources = [Path(__file__).with_name(name).read_bytes() for name in ("budget.py", "partition.py")]
+        files = ("budget.py", "operators.py", "partition.py")
+        sources = [Path(__file__).with_name(name).read_bytes() for name in files]
         return hashlib.sha256(b"".join([settings, *sources])).hexdigest()
 
 
@@ -188,8 +190,7 @@ def fit(
         PlanError: the module can't be traced as one graph, or doesn't need gradients; a size is none.
     """
     limit = in_bytes("memory", memory, PlanError)
-    state = optimizer if isinstance(optimizer, int) else state_bytes(optimizer)
-    inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    state, inputs = state_bytes(optimizer), examples_of(module, example)
     rows = max((one.shape[0] for one in inputs if one.ndim), default=1)
 
     def at(batch: int) -> StepPlan | BudgetError:
@@ -237,14 +238,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
         found.append(step_of(gm.graph, num_fwd_outputs))
         return default_partition(gm, _, num_fwd_outputs=num_fwd_outputs)
 
-    device = next((one.device for one in module.parameters()), torch.device("cpu"))
-    mode = FakeTensorMode()
-    with FakeCopyMode(mode):
-        copy = deepcopy(module)
-    with mode:
-        given = [
-            torch.empty(one.shape, dtype=one.dtype, device=device if one.is_meta else one.device) for one in inputs
-        ]
+    copy, given, mode = without_memory(module, inputs)
     torch.compiler.reset()
     run = torch.compile(
         copy, backend=aot_autograd(fw_compiler=as_it_is, partition_fn=keep), fullgraph=True, dynamic=False
@@ -280,7 +274,10 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     request = Request(graph, base=step.given + state, budget=budget, forced=dict.fromkeys(step.once, False))
     once = tuple(range(len(graph.nodes)))
     before = request.needed(once)
-    schedule = once if budget is None or before <= budget else within_budget(request).schedule
+    try:
+        schedule = once if budget is None or before <= budget else within_budget(request).schedule
+    except BudgetError as error:
+        raise refused(error, step.given, step.gradients, state) from None
     cost = request.cost(once)
     plan = StepPlan(
         budget=budget,
@@ -297,14 +294,23 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     return plan, schedule
 
 
-def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Bytes of an optimizer's state after its first step, found out on tensors without memory.
+def refused(error: BudgetError, given: int, gradients: int, state: int, hint: str = "") -> BudgetError:
+    """The error with what is there whatever runs again, in bytes: what is given, gradients, the optimizer's state."""
+    there = given + gradients + state
+    parts = f"parameters, buffers and inputs {format_size(given)}, gradients {format_size(gradients)}"
+    parts += f", the optimizer's state {format_size(state)}" if state else ""
+    floor = f" {format_size(there)} are there whatever runs again: {parts}.{hint}"
+    return BudgetError(error.budget, error.smallest, max(error.lower_bound, there), floor)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer | int | None) -> int:
+    """Bytes of an optimizer's state after its first step, found out on tensors without memory; a number is its bytes.
 
     Raises:
         PlanError: it can't be.
     """
-    if optimizer is None:
-        return 0
+    if optimizer is None or isinstance(optimizer, int):
+        return optimizer or 0
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             groups = []

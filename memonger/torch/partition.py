@@ -18,19 +18,15 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
-from memonger.graph.costs import INTENSITY
 from memonger.graph.graph import Graph
+from memonger.torch import operators
 
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
 
 _STATISTICS = 3
 """Outputs of a batch normalization from which on they are new running statistics."""
-
-_CUDA_PIECE = 512
-"""Bytes that PyTorch's allocator for CUDA devices gives at least, and of which it gives multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +85,12 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     for node in joint.nodes:
         if node.op != "call_function":
             continue
-        new = {storage: size for storage, size in _storages(node).items() if storage not in written}
+        new = {storage: size for storage, size in _storages_of([node]).items() if storage not in written}
         written |= new.keys()
         is_behind = not behind.isdisjoint(node.all_input_nodes)
         if is_behind:
             behind.add(node)
-        if new or _runs_once(node):  # else it is a view, or a number
+        if new or operators.runs_once(node.target):  # else it is a view, or a number
             passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
     steps: list[tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
@@ -120,7 +116,7 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     )
     once = frozenset(
         number for number, (node, _, _) in enumerate(steps)
-        if node is None or _runs_once(node) or _reads_old(node, changed)
+        if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
     )  # fmt: skip
     own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
@@ -259,42 +255,13 @@ def _is_tangent(node: fx.Node) -> bool:
 
 
 def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(node.meta.get("val")) if isinstance(one, torch.Tensor)]
-
-
-def _storages(node: fx.Node) -> dict[int, int]:
-    """What tells the storages of a node's tensors, and their bytes."""
-    found = dict[int, int]()
-    for tensor in _tensors(node):
-        if tensor.layout is torch.strided:
-            size = _expected(tensor.untyped_storage().nbytes())
-            piece = _CUDA_PIECE if tensor.device.type == "cuda" else 1
-            found[tensor.untyped_storage()._cdata] = -(-size // piece) * piece
-    return found
+    return operators.tensors_in(node.meta.get("val"))
 
 
 def _storages_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    return {storage: size for node in nodes for storage, size in _storages(node).items()}
-
-
-def _expected(size: Any) -> int:
-    """A size; where it is open, what it was when the graph was traced."""
-    return size if isinstance(size, int) else int(size.node.hint)
-
-
-def _runs_once(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
-    is_random = torch.Tag.nondeterministic_seeded in target.tags
-    return is_random or target._schema.is_mutable or target.namespace.endswith("c10d_functional")
+    return operators.storages(one for node in nodes for one in _tensors(node))
 
 
 def _cost(node: fx.Node) -> float:
-    """What one run costs, in bytes that could be moved meanwhile: see `memonger.graph.costs`."""
-    moved = sum(_expected(t.numel()) * t.element_size() for one in (*node.all_input_nodes, node) for t in _tensors(one))
-    count, flops = flop_registry.get(getattr(node.target, "overloadpacket", None)), 0
-    if count is not None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
-        flops = _expected(count(*args, **kwargs, out_val=node.meta.get("val")))
-    return float(max(moved, flops / INTENSITY, 1))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
+    return operators.cost(node.target, args, kwargs, node.meta.get("val"))

@@ -17,7 +17,7 @@ from tests.support import networks
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from memonger.torch.from_torch import from_torch  # noqa: E402
+from memonger.torch.exported import from_torch  # noqa: E402
 from tests.support import torch_networks  # noqa: E402
 
 nn = torch.nn
@@ -380,3 +380,9 @@ def test_reference_training_moves_every_parameter(optimizer: str) -> None:
     assert len(trained.losses) == 2
     assert all(np.abs(trained.parameters[key] - value.detach().numpy()).max() > 0 for key, value in start.items())
     assert trained.statistics
+
+
+def test_it_is_a_function_each_time_it_is_looked_up() -> None:
+    import memonger.torch
+
+    assert memonger.torch.from_torch is memonger.torch.from_torch is from_torch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import memonger
-from memonger.torch.from_torch import from_torch
+from memonger.torch.exported import from_torch
 from tests.support import torch_modules as modules
 from tests.support.torch_steps import steps as steps_of
 

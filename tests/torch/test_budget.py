@@ -3,89 +3,21 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.nn import functional
 
 import memonger.torch
 from memonger.errors import BudgetError, PlanError
-from memonger.schedule.effort import EFFORT
-from memonger.schedule.strategy import Request
 from memonger.torch import budget as own
 from memonger.units import KiB
 from tests.support.live_storages import LiveStorages, counted
-
-
-@pytest.fixture(autouse=True)
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches end soon: what is tested here doesn't depend on how good a schedule is."""
-    monkeypatch.setattr(own, "Request", partial(Request, effort=EFFORT // 20))
-
-
-class Images(nn.Module):
-    """Convolutions with batch normalization, whose buffers change in the forward pass, and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for index in range(6):
-            layers += [nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
-        self.features, self.drop, self.head = nn.Sequential(*layers), nn.Dropout(0.3), nn.Linear(8 * 64, 5)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x = self.drop(functional.avg_pool2d(self.features(x), 4).flatten(1))
-        return functional.cross_entropy(self.head(x), y)
-
-
-class Words(nn.Module):
-    """Attention and perceptrons: views of views, an embedding tied to the output, dropout of scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.words(x)
-        for block in self.blocks:
-            h = block(h)
-        return functional.cross_entropy((h @ self.words.weight.T).flatten(0, 1), x.flatten())
-
-
-class Scores(nn.Module):
-    """The loss is computed outside."""
-
-    def __init__(self, depth: int = 8) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(depth)))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = self.layers(x)
-        return h, h[:, :3].exp()
-
-
-def case(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    if name == "images":
-        return Images().train(), (torch.randn(4, 3, 32, 32), torch.randint(0, 5, (4,)))
-    if name == "words":
-        return Words().train(), (torch.randint(0, 50, (3, 24)),)
-    return Scores(), (torch.randn(256, 64),)
-
-
-def step(run: Any, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The loss and the gradients, from the same random numbers each time."""
-    module.zero_grad()
-    torch.manual_seed(1)
-    result = run(*inputs)
-    loss = result if isinstance(result, torch.Tensor) else sum(one.square().mean() for one in result)
-    loss.backward()
-    return loss.detach(), [one.grad.clone() for one in module.parameters()]
+from tests.support.small_modules import Scores, case, step
 
 
 @pytest.mark.parametrize("name", ["images", "words", "scores"])
@@ -189,21 +121,28 @@ def test_what_a_plan_counts_is_what_is_there() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
 def test_inductor_takes_it_as_its_partition_function() -> None:
+    from torch._inductor import compile_fx
+
+    whole, partition = memonger.torch.partitioner(None), memonger.torch.partitioner("840KiB")
+    assert partition.uuid() == memonger.torch.partitioner(840 << 10).uuid() != whole.uuid()
     module, inputs = case("scores")
-    _, gradients = step(module, module, inputs)
-    from functorch.compile import make_boxed_func
 
-    partition = memonger.torch.partitioner("1GiB")
-    assert partition.uuid() == memonger.torch.partitioner(1 << 30).uuid() != memonger.torch.partitioner("2GiB").uuid()
-    torch.compiler.reset()
-    run = torch.compile(module, options={"custom_partitioner_fn": partition})  # nothing is compiled before it runs
-    assert run is not None
-    from torch._dynamo.backends.common import aot_autograd
+    def uncompiled(graph: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        return own.as_it_is(graph, inputs)
 
-    made = aot_autograd(fw_compiler=lambda one, _: make_boxed_func(one.forward), partition_fn=partition)
-    _, found = step(torch.compile(module, backend=made), module, inputs)
-    assert all(map(torch.equal, found, gradients))
-    assert len(partition.plans) == 1
+    def gradients(of: memonger.torch.Partitioner) -> list[torch.Tensor]:
+        """By PyTorch's compiler but for its last stage, which needs one of C++."""
+        torch.compiler.reset()
+        compiler = partial(
+            compile_fx.compile_fx, inner_compile=uncompiled, config_patches={"custom_partitioner_fn": of}
+        )
+        return step(torch.compile(module, backend=compiler), module, inputs)[1]
+
+    assert all(map(torch.equal, gradients(partition), gradients(whole)))
+    (plan,) = partition.plans
+    assert plan.recomputed
+    assert plan.budget is not None
+    assert plan.peak_bytes <= plan.budget < plan.peak_before_bytes == whole.plans[0].peak_bytes
 
 
 def test_a_budget_that_cannot_be_held_names_one_that_can() -> None:
@@ -214,6 +153,11 @@ def test_a_budget_that_cannot_be_held_names_one_that_can() -> None:
     error = caught.value.inner_exception
     assert isinstance(error, BudgetError)
     plan, _ = own.planned(own.traced(module, inputs), error.smallest)
+    weights = sum(one.nbytes for one in module.parameters())
+    assert error.lower_bound >= 2 * weights + inputs[0].nbytes
+    assert str(error).endswith(
+        "324 KiB are there whatever runs again: parameters, buffers and inputs 194 KiB, gradients 130 KiB."
+    )
     assert error.lower_bound <= plan.peak_bytes <= error.smallest < plan.peak_before_bytes
 
 

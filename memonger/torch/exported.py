@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -69,13 +69,16 @@ def from_torch(
         LoadError: not a module, or no example tensors; names that don't fit; the module can't be exported.
         RuntimeUnavailableError: torch or onnxscript isn't installed.
     """
-    torch = _import_torch()
-    if not isinstance(module, torch.nn.Module):
-        raise LoadError(
-            f"{_kind(module)} is not a torch.nn.Module: give the module itself, not its class or its output."
-        )
-    name = type(module).__name__
-    examples = _examples(example, name, dynamic_batch)
+    _check_is_there()
+    from memonger.torch.example import examples_of
+
+    examples, name = examples_of(module, example), type(module).__name__
+    for index, tensor in enumerate(examples):
+        if dynamic_batch and tensor.dim() and tensor.shape[0] < 2:
+            raise LoadError(
+                f"{name}: example {index} has a first dimension of {tensor.shape[0]}: torch.export takes that for a "
+                "constant. For dynamic_batch give an example with a batch of 2 or more."
+            )
     _check_names(input_names, output_names, len(examples), name)
     _warn_of_statistics(module)
     model = _export(module, examples, input_names, output_names, dynamic_batch)
@@ -108,38 +111,14 @@ def _warn_of_statistics(module: "torch.nn.Module") -> None:
                 )  # fmt: skip
 
 
-def _import_torch() -> Any:
+def _check_is_there() -> None:
     try:
         import onnxscript  # noqa: F401  (the exporter's, and not among torch's own requirements)
-        import torch
+        import torch  # noqa: F401
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"from_torch needs PyTorch and onnxscript, and {error.name} isn't there: pip install 'memonger[torch]'"
         ) from error
-    return torch
-
-
-def _kind(thing: object) -> str:
-    return f"The class {thing.__name__}" if isinstance(thing, type) else f"A {type(thing).__name__}"
-
-
-def _examples(example: object, name: str, dynamic_batch: bool) -> "tuple[torch.Tensor, ...]":
-    import torch
-
-    single = isinstance(example, torch.Tensor)
-    examples = (example,) if single else tuple(example) if isinstance(example, Sequence) else None
-    if not examples:
-        what = "none was given" if example is None or examples == () else f"not a {type(example).__name__}"
-        raise LoadError(f"{name} needs example inputs: a tensor, or a sequence with one for each input; {what}.")
-    for index, tensor in enumerate(examples):
-        if not isinstance(tensor, torch.Tensor):
-            raise LoadError(f"{name}: example {index} is a {type(tensor).__name__}: give a torch.Tensor.")
-        if dynamic_batch and tensor.dim() and tensor.shape[0] < 2:
-            raise LoadError(
-                f"{name}: example {index} has a first dimension of {tensor.shape[0]}: torch.export takes that for a "
-                "constant. For dynamic_batch give an example with a batch of 2 or more."
-            )
-    return examples
 
 
 def _check_names(inputs: Sequence[str] | None, outputs: Sequence[str] | None, count: int, name: str) -> None:

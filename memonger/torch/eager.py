@@ -1,0 +1,573 @@
+"""Eager modules that train in a budget: which parts are checkpointed, and what is kept in each.
+
+PyTorch's checkpoints run a part of a module again, whole and from its beginning, when the backward pass comes to it;
+selective ones keep results of single operators. So what is to be decided is which calls of modules are *regions*, none
+within another, and of which calls of operators in them the results stay. For each of some sizes of regions the bytes
+at every operator are known from the step's graph; results are kept, and regions left open, by the cost that they save
+for each byte, as long as the target holds. The cheapest choice is made on tensors without memory, and what it takes
+there corrects the target (`memonger.schedule.budget.cheapest_within`).
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint as run_again
+
+from memonger.errors import BudgetError, PlanError
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.schedule import schedule_graph
+from memonger.schedule.budget import Allocated, cheapest_within
+from memonger.torch import operators
+from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
+from memonger.torch.example import examples_of
+from memonger.torch.recorded import ModuleCall, RecordedStep, recorded, without_memory
+from memonger.units import in_bytes, in_full
+
+SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
+"""Regions save at most this part of what the whole step saves, where modules are small enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What is checkpointed: a call of a module, or of some that follow one another in an ``nn.Sequential``.
+
+    Attributes:
+        path: The name of the module.
+        turn: Which of its calls.
+        children: Of the children of an ``nn.Sequential`` the first, and one after the last; None: all of a module.
+        calls: The operators in it: the first, and one after the last.
+        nodes: The nodes of autograd's in it, likewise.
+    """
+
+    path: str
+    turn: int
+    children: tuple[int, int] | None
+    calls: tuple[int, int]
+    nodes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A region, and what is kept in it.
+
+    Attributes:
+        region: Where.
+        kept: Calls of operators whose results stay: operator → which of its calls in the region.
+        draws: Whether random numbers are drawn in it.
+        writes: Whether it writes into buffers.
+    """
+
+    region: Region
+    kept: Mapping[Any, frozenset[int]]
+    draws: bool
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Checkpoints of a step.
+
+    Attributes:
+        checkpoints: In the order of the forward pass.
+        bytes: The most that is estimated to be there, everything counted.
+        again: How many calls of operators are repetitions.
+        cost: Estimated cost of those.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    bytes: int
+    again: int
+    cost: float
+
+
+class Checkpoints:
+    """What may be checkpointed of a step.
+
+    Args:
+        step: The step as it is.
+        module: What it is of.
+        base: Bytes that are there beside the step's own.
+    """
+
+    def __init__(self, step: RecordedStep, module: nn.Module, base: int) -> None:
+        self.step, self.base = step, base
+        self._parts = dict(module.named_modules())
+        self._forward = sum(not call.is_backward for call in step.calls)
+        behind = {storage for call in step.calls[self._forward :] for storage in call.reads}
+        self._saved = [
+            sum(step.sizes[one] for one in call.makes if one in behind) for call in step.calls[: self._forward]
+        ]
+        self._writers = dict[int, list[int]]()
+        for number, call in enumerate(step.calls[: self._forward]):
+            for storage in call.changes:
+                self._writers.setdefault(storage, []).append(number)
+
+    def within(self, target: int) -> list[Choice]:
+        """Choices within so many bytes, the cheapest first; where there is none, that with the fewest."""
+        found = [choice for draft in self._drafts for choice in draft.within(target)]
+        fitting = [one for one in found if one.bytes <= target]
+        return sorted(fitting, key=lambda one: (one.cost, one.bytes)) or [min(found, key=lambda one: one.bytes)]
+
+    @cached_property
+    def _drafts(self) -> "list[_Draft]":
+        """One for each way to cut the step into regions."""
+        keepable = frozenset(
+            number for number, call in enumerate(self.step.calls[: self._forward])
+            if call.makes and not call.changes and not operators.is_random(call.target)
+            and not any(one in self._writers for one in call.makes)
+        )  # fmt: skip
+        total = sum(self._saved)
+        ways = dict.fromkeys(tuple(self._regions(0, total // share)) for share in SHARES)
+        return [_Draft(self.step, regions, self.base, keepable) for regions in ways]
+
+    def _regions(self, number: int, most: int) -> Iterator[Region]:
+        """The regions within a call of a module, each of at most so many saved bytes where modules are small enough."""
+        module, part = self.step.modules[number], self._parts[self.step.modules[number].path]
+        children = [self.step.modules[child] for child in module.children]
+        is_plain = isinstance(part, nn.Sequential) and type(part).forward is nn.Sequential.forward
+        if not is_plain or len(children) != len(part._modules):
+            for child in module.children:
+                yield from self._of_child(child, most)
+            return
+        begin, ends = 0, self._ends(children)
+        for end, following in zip(ends, [*ends[1:], None], strict=True):
+            if following is not None and self._bytes(children[begin], children[following - 1]) <= most:
+                continue
+            if end - begin == 1:
+                yield from self._of_child(module.children[begin], most)
+            elif self._bytes(children[begin], children[end - 1]):
+                region = _region(module, children[begin:end], (begin, end))
+                if self._stands_alone(*region.calls):
+                    yield region
+            begin = end
+
+    def _of_child(self, number: int, most: int) -> Iterator[Region]:
+        module = self.step.modules[number]
+        size = self._bytes(module, module)
+        inner = list(self._regions(number, most)) if size > most else []
+        if inner or not size or not self._stands_alone(module.start, module.stop):
+            yield from inner
+        else:
+            yield _region(module, [module], None)
+
+    def _ends(self, children: Sequence[ModuleCall]) -> list[int]:
+        """Where a region among the children of an ``nn.Sequential`` may end: before one that stands alone."""
+        alone = [number for number, child in enumerate(children) if self._stands_alone(child.start, child.stop)]
+        return sorted({*alone, len(children)} - {0})
+
+    def _bytes(self, first: ModuleCall, last: ModuleCall) -> int:
+        return sum(self._saved[first.start : last.stop])
+
+    def _stands_alone(self, start: int, stop: int) -> bool:
+        """Whether calls compute the same when they run again: of what they don't make they write into buffers alone,
+        and read nothing that is written into afterwards.
+        """
+        calls = self.step.calls
+        own = {storage for call in calls[start:stop] for storage in call.makes}
+        for number in range(start, stop):
+            call = calls[number]
+            if any(one not in own and one not in self.step.given for one in call.changes):
+                return False
+            old = {*call.reads} - own - {*call.changes} if call.makes else set()
+            if any(writer > number for one in old for writer in self._writers.get(one, ())):
+                return False
+        return True
+
+
+def _region(module: ModuleCall, parts: Sequence[ModuleCall], children: tuple[int, int] | None) -> Region:
+    calls, nodes = (parts[0].start, parts[-1].stop), (parts[0].first, parts[-1].last)
+    return Region(module.path, module.turn, children, calls, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Bytes that are there in further steps of a draft's schedule, from one to another, if a result is kept."""
+
+    storage: int
+    size: int
+    start: int
+    stop: int
+
+
+class _Draft:
+    """Regions of a step, and what of them may be kept.
+
+    Args:
+        step: The step as it is.
+        regions: In the order of the forward pass, none within another.
+        base: Bytes that are there beside the step's own.
+        keepable: Calls whose results may be kept.
+    """
+
+    def __init__(self, step: RecordedStep, regions: Sequence[Region], base: int, keepable: Collection[int]) -> None:
+        self.step, self.regions = step, list[Region]()
+        starts, behind = [region.nodes[0] for region in regions], dict[int, list[int]]()
+        for number, call in enumerate(step.calls):
+            at = bisect_right(starts, call.sequence) - 1
+            if call.is_backward and at >= 0 and call.sequence < regions[at].nodes[1]:
+                behind.setdefault(at, []).append(number)
+        reads = [dict.fromkeys(one) for one in step.graph.reads]
+        self.again, runs, saved = list[range](), dict[int, int](), list[set[int]]()
+        for index, region in enumerate(regions):
+            own = {one: n for n in range(*region.calls) for one in step.calls[n].makes}
+            read = {one for number in behind.get(index, ()) for one in step.calls[number].reads if one in own}
+            if not read:
+                continue
+            for n in range(*region.calls):
+                for one in step.calls[n].reads:
+                    if one not in own and one not in step.given:
+                        reads[behind[index][-1]][one] = None  # the region's inputs stay until it is done
+            runs[behind[index][0]] = len(self.regions)
+            self.regions.append(region)
+            self.again.append(range(region.calls[0], max(own[one] for one in read) + 1))
+            saved.append(read)
+        schedule, latest = list[int](), dict[int, int]()
+        self._spans: list[dict[int, list[_Span]]] = [{} for _ in self.regions]
+        for number, call in enumerate(step.calls):
+            if number in runs:
+                again = self.again[runs[number]]
+                for place, one in enumerate(again, len(schedule)):
+                    self._spans[runs[number]][one] = [
+                        _Span(made, step.sizes[made], latest[made] + 1, place) for made in step.calls[one].makes
+                    ]
+                for one in again:
+                    latest.update(dict.fromkeys((*reads[one], *step.calls[one].makes), len(schedule)))
+                    schedule.append(one)
+            latest.update(dict.fromkeys((*reads[number], *call.makes), len(schedule)))
+            schedule.append(number)
+        self._saved = saved
+        graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
+        buffers = assign_storage(graph, alignment=1).buffers
+        self._live = live_bytes(buffers, len(schedule)) + base + step.given_bytes
+        self._keepable = [{one for one in again if one in keepable} for again in self.again]
+
+    def within(self, target: int) -> list[Choice]:
+        """Choices within so many bytes; where there is none, that which keeps nothing."""
+        return [self._chosen(target, opens, keeps) for opens, keeps in ((True, True), (True, False), (False, True))]
+
+    def _chosen(self, target: int, opens: bool, keeps: bool) -> Choice:
+        """Results are kept, and whole regions left open, by the cost that this saves for each byte."""
+        live, calls = self._live.copy(), self.step.calls
+        kept: list[set[int]] = [set() for _ in self.regions]
+        opened = set[int]()
+        items = list[tuple[float, int, int, list[_Span]]]()
+        for index, again in enumerate(self.again):
+            of_call = self._spans[index]
+            if opens:
+                needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
+                cost = sum(calls[one].cost for one in again)
+                items.append((cost / max(1, sum(span.size for span in needed)), index, -1, needed))
+            if keeps:
+                for one in sorted(self._keepable[index]):
+                    size = sum(span.size for span in of_call[one])
+                    items.append((calls[one].cost / max(1, size), index, one, of_call[one]))
+        for _, index, one, spans in sorted(items, key=lambda item: -item[0]):
+            if index in opened:
+                continue
+            changed = [span for span in spans if span.stop > span.start]
+            if one < 0:
+                there = {made for each in kept[index] for made in calls[each].makes}
+                changed = [span for span in changed if span.storage not in there]
+            before = [live[span.start : span.stop].copy() for span in changed]
+            for span in changed:
+                live[span.start : span.stop] += span.size
+            if any(live[span.start : span.stop].max() > target for span in changed):
+                for span, old in reversed(list(zip(changed, before, strict=True))):
+                    live[span.start : span.stop] = old
+            elif one < 0:
+                opened.add(index)
+            else:
+                kept[index].add(one)
+        left = [index for index in range(len(self.regions)) if index not in opened]
+        repeated = [one for index in left for one in self.again[index] if one not in kept[index] and calls[one].makes]
+        return Choice(
+            tuple(self._checkpoint(index, kept[index]) for index in left), int(live.max()), len(repeated),
+            sum(calls[one].cost for one in repeated),
+        )  # fmt: skip
+
+    def _checkpoint(self, index: int, kept: Collection[int]) -> Checkpoint:
+        region, counts, names = self.regions[index], dict[Any, int](), dict[Any, set[int]]()
+        calls = self.step.calls[slice(*region.calls)]
+        for number, call in enumerate(calls, region.calls[0]):
+            turn = counts[call.target] = counts.get(call.target, -1) + 1
+            if number in kept:
+                names.setdefault(call.target, set()).add(turn)
+        return Checkpoint(
+            region, {target: frozenset(turns) for target, turns in names.items()},
+            draws=any(operators.is_random(call.target) for call in calls),
+            writes=any(one in self.step.given for call in calls for one in call.changes),
+        )  # fmt: skip
+
+
+class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What runs again leaves the buffers as they are: the forward pass has written into them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._module, self._buffers = module, frozenset[int]()
+
+    def __enter__(self) -> Any:
+        self._buffers = frozenset(operators.storages(self._module.buffers()))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if operators.normalizes_by_its_batch(target, args):
+            names = [one.name for one in target._schema.arguments]
+            args = [None if name in operators.STATISTICS else one for name, one in zip(names, args, strict=False)]
+        elif isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
+            written = operators.storages(operators.tensors_in(args[:1]))
+            if written and self._buffers.issuperset(written):
+                return args[0]
+        return target(*args, **kwargs)
+
+
+class _Both:
+    """Two contexts as one, that may be entered again."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._inner.__exit__(*raised)
+        self._outer.__exit__(*raised)
+
+
+class Checkpointed:
+    """The ``forward`` of a module some of whose calls are checkpointed, whole or in parts.
+
+    Args:
+        part: The module.
+        inner: Its own ``forward``, where that isn't its class's.
+        checkpoints: By the number of the call.
+        turns: How often each module was called in this step.
+        keeps_random: Whether random numbers are drawn again as they were.
+    """
+
+    def __init__(
+        self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], turns: dict[str, int],
+        keeps_random: bool,
+    ) -> None:  # fmt: skip
+        self.inner = inner
+        self._part, self._checkpoints, self._turns, self._keeps_random = part, checkpoints, turns, keeps_random
+        (self._path, *_) = {one.region.path for ones in checkpoints.values() for one in ones}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        turn = self._turns[self._path] = self._turns.get(self._path, -1) + 1
+        whole = self.inner or partial(type(self._part).forward, self._part)
+        checkpoints = self._checkpoints.get(turn, ()) if torch.is_grad_enabled() else ()
+        if not checkpoints:
+            return whole(*args, **kwargs)
+        if checkpoints[0].region.children is None:
+            return self._run(checkpoints[0], whole, *args, **kwargs)
+        (value,), parts, place = args, list(self._part.children()), 0
+        for one in checkpoints:
+            start, stop = one.region.children or (0, 0)
+            value = _in_turn(parts[place:start], value)
+            value = self._run(one, partial(_in_turn, parts[start:stop]), value)
+            place = stop
+        return _in_turn(parts[place:], value)
+
+    def _run(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        draws = checkpoint.draws and self._keeps_random
+        contexts = partial(self._contexts, checkpoint)
+        return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+
+    def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        first: AbstractContextManager[Any] = nullcontext()
+        again: AbstractContextManager[Any] = nullcontext()
+        if checkpoint.kept:
+            policy = _Policy(checkpoint.kept)
+            first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        return first, _Both(_Again(self._part), again) if checkpoint.writes else again
+
+
+class _Policy:
+    """What of a region's calls of operators is kept, as PyTorch asks for it: at each, in the forward pass."""
+
+    def __init__(self, kept: Mapping[Any, frozenset[int]]) -> None:
+        self._kept, self._counts = kept, dict[Any, int]()
+
+    def __call__(self, _: Any, target: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        turn = self._counts[target] = self._counts.get(target, -1) + 1
+        is_kept = turn in self._kept.get(target, ())
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _in_turn(parts: Sequence[nn.Module], value: Any) -> Any:
+    for part in parts:
+        value = part(value)
+    return value
+
+
+class _Reset:
+    """Before a module runs, counts of calls begin anew."""
+
+    def __init__(self, turns: dict[str, int]) -> None:
+        self._turns = turns
+
+    def __call__(self, *_: Any) -> None:
+        self._turns.clear()
+
+
+class PutOn:
+    """Has a module checkpoint parts of itself.
+
+    Args:
+        module: Calls of it are changed, its parameters and their names aren't.
+        checkpoints: What is checkpointed.
+        keeps_random: Whether random numbers are drawn again as they were.
+    """
+
+    def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> None:
+        parts, turns = dict(module.named_modules()), dict[str, int]()
+        by_path: dict[str, dict[int, list[Checkpoint]]] = {}
+        for one in checkpoints:
+            by_path.setdefault(one.region.path, {}).setdefault(one.region.turn, []).append(one)
+        self._hook = module.register_forward_pre_hook(_Reset(turns))
+        self._parts = [parts[path] for path in by_path]
+        for part, of_turns in zip(self._parts, by_path.values(), strict=True):
+            inner = part.__dict__.get("forward")
+            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, turns, keeps_random)
+
+    def take_off(self) -> None:
+        """The module is as it was."""
+        self._hook.remove()
+        for part in self._parts:
+            part.__dict__["forward"] = part.__dict__["forward"].inner
+            if part.__dict__["forward"] is None:
+                del part.__dict__["forward"]
+
+
+_PLAN = "memonger"
+"""The attribute of a module in which what it was planned for stands."""
+
+
+def checkpoint(
+    module: nn.Module,
+    example: torch.Tensor | Sequence[torch.Tensor],
+    budget: str | int,
+    optimizer: torch.optim.Optimizer | int | None = None,
+) -> nn.Module:
+    """Have a module's training step hold a budget in eager PyTorch, without a compiler.
+
+    ``module = memonger.torch.checkpoint(module, images, "4GiB", optimizer)``. Calls of its parts are checkpointed by
+    `torch.utils.checkpoint`, with a policy that says of every operator's every call in them what is kept; parameters,
+    their names and hooks stay as they are, so ``DistributedDataParallel`` and ``fully_shard`` go around it as before.
+    Gradients, buffers and random numbers are those of the module as it was, bit for bit.
+
+    Planned is the step that was looked at: the same operators, on inputs as large as the example; inside
+    ``torch.autocast`` where it is called inside it. Smaller inputs take less. Without gradients the module runs as
+    before. Planning looks at shapes alone, allocates nothing and needs no device.
+
+    Args:
+        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone.
+        example: What it is called with; tensors of ``meta`` stand for such of the module's own device.
+        budget: Bytes for all that `memonger.torch.partitioner` counts, as a number or as ``4GiB``.
+        optimizer: Whose state counts, or the bytes of a state.
+
+    Returns: the module; `plan_of` says what its step takes.
+
+    Raises:
+        BudgetError: checkpoints that hold the budget weren't found; it says what does.
+        PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient.
+    """
+    limit, state, inputs = in_bytes("budget", budget, PlanError), state_bytes(optimizer), examples_of(module, example)
+    if _PLAN in module.__dict__:
+        module.__dict__.pop(_PLAN)[1].take_off()
+    try:
+        plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
+    except BudgetError as error:
+        would = _what_would(module, inputs, limit, state)
+        raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
+    module.__dict__[_PLAN] = plan, PutOn(module, checkpoints)
+    return module
+
+
+def _what_would(module: nn.Module, inputs: Sequence[torch.Tensor], limit: int, state: int) -> str:
+    """Whether another order and repetitions within the backward pass would hold a budget that checkpoints can't."""
+    try:
+        held = planned(traced(module, inputs), limit, state)[0].peak_bytes
+    except BudgetError as error:
+        return f" torch.compile(backend=memonger.torch.backend(...)) can hold {in_full(error.smallest)}."
+    except PlanError:
+        return ""
+    return f" torch.compile(backend=memonger.torch.backend(...)) holds it, with {in_full(held)}."
+
+
+def plan_of(module: nn.Module) -> StepPlan:
+    """What the step of a module takes that `checkpoint` returned.
+
+    Raises:
+        PlanError: it didn't return this one.
+    """
+    if _PLAN not in module.__dict__:
+        raise PlanError(f"this {type(module).__name__} isn't what memonger.torch.checkpoint returned: it has no plan.")
+    plan: StepPlan = module.__dict__[_PLAN][0]
+    return plan
+
+
+def chosen(
+    module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode, budget: int | None, state: int
+) -> tuple[StepPlan, tuple[Checkpoint, ...], RecordedStep]:
+    """The cheapest checkpoints that were found to hold a budget.
+
+    Args:
+        module: Of tensors without memory.
+        inputs: What it is called with.
+        mode: What makes these tensors.
+        budget: Bytes for everything; None: nothing is checkpointed.
+        state: Bytes of the optimizer's state.
+
+    Returns: what the step takes, the checkpoints, and the step as it then ran.
+
+    Raises:
+        BudgetError: none were found.
+        PlanError: see `memonger.torch.recorded.recorded`.
+    """
+    begin = time.perf_counter()
+    whole = recorded(module, inputs, mode)
+    found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0, 0.0)))
+    if budget is not None and found.bytes > budget:
+        candidates = Checkpoints(whole, module, state)
+
+        def ran(choice: Choice) -> Allocated[tuple[RecordedStep, Choice]]:
+            checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
+            try:
+                step = recorded(module, inputs, mode)
+            finally:
+                checkpoints.take_off()
+            return Allocated(step.peak + state, choice.cost, (step, choice))
+
+        def proposed(target: int, _: int) -> tuple[int, list[Choice]]:
+            choices = candidates.within(target)
+            return choices[0].bytes, choices[:2]
+
+        best = cheapest_within(budget, proposed, ran)
+        if best is None:
+            smallest = ran(candidates.within(0)[0]).bytes
+            raise refused(BudgetError(budget, smallest, 0), whole.given_bytes, whole.gradients, state)
+        found = best
+    step, choice = found.item
+    once = sum(call.cost for call in whole.calls)
+    makes = sum(bool(call.makes) for call in whole.calls)
+    plan = StepPlan(
+        budget=budget, peak_bytes=found.bytes, peak_before_bytes=whole.peak + state, given_bytes=whole.given_bytes,
+        gradient_bytes=whole.gradients, state_bytes=state, overhead=choice.cost / once if once else 0.0, nodes=makes,
+        recomputed=choice.again, seconds=time.perf_counter() - begin,
+    )  # fmt: skip
+    return plan, choice.checkpoints, step

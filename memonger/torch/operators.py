@@ -1,0 +1,66 @@
+"""What is known of a run of one of PyTorch's operators: storages, bytes, cost, whether it may run again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from memonger.graph.costs import INTENSITY
+
+_CUDA_PIECE = 512
+"""Bytes that PyTorch's allocator for CUDA devices gives at least, and of which it gives multiples."""
+
+STATISTICS = ("running_mean", "running_var")
+"""Arguments that a batch normalization writes into, though its schema may not say so."""
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors in what an operator takes or returns."""
+    return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """What tells the storages of tensors while they are there, and their bytes."""
+    found = dict[int, int]()
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            size = expected(tensor.untyped_storage().nbytes())
+            piece = _CUDA_PIECE if tensor.device.type == "cuda" else 1
+            found[tensor.untyped_storage()._cdata] = -(-size // piece) * piece
+    return found
+
+
+def expected(size: Any) -> int:
+    """A size; where it is open, what it was when the graph was traced."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def is_random(target: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def normalizes_by_its_batch(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a run is of a batch normalization that reads no running statistics, but makes new ones."""
+    names = [one.name for one in target._schema.arguments] if isinstance(target, torch._ops.OpOverload) else []
+    return STATISTICS[0] in names and any(
+        name in ("training", "use_input_stats") and given is True for name, given in zip(names, args, strict=False)
+    )
+
+
+def runs_once(target: Any) -> bool:
+    """Whether an operator must not run twice: it draws, writes into what it is given, or waits for other ranks."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return isinstance(target, torch._ops.HigherOrderOperator)
+    return is_random(target) or target._schema.is_mutable or target.namespace.endswith("c10d_functional")
+
+
+def cost(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
+    """What one run costs, in bytes that could be moved meanwhile: see `memonger.graph.costs`."""
+    moved = sum(expected(one.numel()) * one.element_size() for one in tensors_in((args, kwargs, result)))
+    count, flops = flop_registry.get(getattr(target, "overloadpacket", None)), 0
+    if count is not None:
+        flops = expected(count(*args, **kwargs, out_val=result))
+    return float(max(moved, flops / INTENSITY, 1))

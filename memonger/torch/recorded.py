@@ -1,0 +1,273 @@
+"""A training step of an eager module, run once on tensors without memory: its operators, storages and module calls.
+
+What runs is the step itself, PyTorch's autograd included; only its kernels don't. So the bytes that are there at any
+operator are those of a real step: what Python's variables hold a little longer is counted, and what checkpoints do.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._autograd import _get_sequence_nr
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+from memonger.errors import PlanError
+from memonger.graph.graph import Graph
+from memonger.torch import operators
+
+_OF_A_GRADIENT = 2**64 - 1
+"""The sequence number of every node of autograd's that adds up a parameter's gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of an operator.
+
+    Attributes:
+        target: The operator.
+        reads: Storages that it is given.
+        makes: Storages that it makes.
+        changes: Storages of ``reads`` that it writes into.
+        sequence: The number of the node of autograd's: of the forward pass the next one's, of the backward pass that
+            which runs.
+        is_backward: Whether it is of the backward pass.
+        module: The call of a module that it is a part of, as its number in `RecordedStep.modules`.
+        cost: See `memonger.torch.operators.cost`.
+    """
+
+    target: Any
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    changes: tuple[int, ...]
+    sequence: int
+    is_backward: bool
+    module: int
+    cost: float
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """A call of a module in the forward pass.
+
+    Attributes:
+        path: Its name in the whole, empty of that itself.
+        turn: Which of its calls it is, from 0 on.
+        parent: Number of the call around it; -1: none.
+        start: The first call of an operator in it.
+        stop: One after the last.
+        first: The first node of autograd's in it.
+        last: One after the last.
+        children: Numbers of the calls in it.
+    """
+
+    path: str
+    turn: int
+    parent: int
+    start: int
+    first: int
+    stop: int = -1
+    last: int = -1
+    children: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)  # without slots, as it keeps what is derived once it is made
+class RecordedStep:
+    """A step as it ran.
+
+    Attributes:
+        calls: Operators in the order in which they ran.
+        sizes: Bytes of each storage.
+        given: Storages that were there before: parameters, buffers, inputs.
+        freed: Storage → the last call before it was freed; one that isn't in it stayed.
+        modules: Calls of modules, in the order in which they began.
+        gradients: Bytes of the parameters' gradients.
+        peak: The most bytes that were there.
+    """
+
+    calls: tuple[Call, ...]
+    sizes: tuple[int, ...]
+    given: frozenset[int]
+    freed: dict[int, int]
+    modules: tuple[ModuleCall, ...]
+    gradients: int
+    peak: int
+
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of what was there before."""
+        return sum(self.sizes[one] for one in self.given)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The step as a graph to schedule: a node is a call, a value a storage, which is read where it is freed."""
+        reads = [dict.fromkeys(call.reads) for call in self.calls]
+        for storage, call in self.freed.items():
+            if call >= 0:
+                reads[call][storage] = None
+        made = [set(call.makes) for call in self.calls]
+        return Graph(
+            nodes=tuple(f"{n}:{call.target}" for n, call in enumerate(self.calls)),
+            ops=tuple(str(call.target) for call in self.calls),
+            values=tuple(f"s{storage}" for storage in range(len(self.sizes))),
+            sizes=self.sizes,
+            planned=tuple(size > 0 and storage not in self.given for storage, size in enumerate(self.sizes)),
+            reads=tuple(tuple(v for v in read if v not in new) for read, new in zip(reads, made, strict=True)),
+            writes=tuple(call.makes for call in self.calls),
+            outputs=tuple(v for new in made for v in sorted(new) if v not in self.freed),
+            forward=tuple(not call.is_backward for call in self.calls),
+            costs=tuple(call.cost for call in self.calls),
+            workspace=(0,) * len(self.calls),
+        )
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each operator's run, and what storages there are."""
+
+    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
+        self.freed = dict[int, int]()
+        self.inside = [-1]
+        self.live = self.peak = 0
+        self._numbers, self._sequence, self._first = dict[int, int](), 0, _get_sequence_nr()
+        self.given = frozenset(self._new(there))
+
+    def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        read = operators.tensors_in((args, kwargs))
+        result = target(*args, **kwargs)
+        if target in SAC_IGNORED_OPS:
+            return result
+        reads = tuple(dict.fromkeys(self._numbers[one] for one in operators.storages(read) if one in self._numbers))
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            self._sequence = self.sequence
+        elif node._sequence_nr() != _OF_A_GRADIENT:
+            self._sequence = node._sequence_nr() - self._first
+        self.calls.append(Call(
+            target, reads, self._new(operators.tensors_in(result)), self._changed(target, args, kwargs),
+            self._sequence, node is not None, self.inside[-1], operators.cost(target, args, kwargs, result),
+        ))  # fmt: skip
+        return result
+
+    @property
+    def sequence(self) -> int:
+        """The number of autograd's next node, counted from the step's beginning."""
+        return _get_sequence_nr() - self._first
+
+    def _changed(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Storages that an operator writes into. A batch normalization's schema doesn't say that it does."""
+        if not isinstance(target, torch._ops.OpOverload):
+            return ()
+        given = dict(zip((one.name for one in target._schema.arguments), args, strict=False)) | kwargs
+        written = {one.name for one in target._schema.arguments if one.alias_info and one.alias_info.is_write}
+        if operators.normalizes_by_its_batch(target, args):
+            written.update(operators.STATISTICS)
+        found = operators.tensors_in([given.get(name) for name in sorted(written)])
+        return tuple(self._numbers[one] for one in operators.storages(found) if one in self._numbers)
+
+    def _new(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Storages that weren't there yet; they are now."""
+        made = []
+        for tensor in tensors:
+            for key, size in operators.storages([tensor]).items():
+                if key not in self._numbers:
+                    self._numbers[key] = len(self.sizes)
+                    made.append(len(self.sizes))
+                    self.sizes.append(size)
+                    self.live += size
+                    weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
+        self.peak = max(self.peak, self.live)
+        return tuple(made)
+
+    def _free(self, key: int) -> None:
+        storage = self._numbers.pop(key)
+        self.freed[storage] = len(self.calls) - 1
+        self.live -= self.sizes[storage]
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Calls of the module's parts are noted meanwhile."""
+        turns, hooks = dict[str, int](), []
+        for path, part in module.named_modules():
+
+            def enter(_: nn.Module, __: Any, path: str = path) -> None:
+                turn = turns[path] = turns.get(path, -1) + 1
+                self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), self.sequence))
+                number = len(self.modules) - 1
+                if self.inside[-1] >= 0:
+                    self.modules[self.inside[-1]].children.append(number)
+                self.inside.append(number)
+
+            def leave(_: nn.Module, __: Any, ___: Any) -> None:
+                call = self.modules[self.inside.pop()]
+                call.stop, call.last = len(self.calls), self.sequence
+
+            hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> RecordedStep:
+    """Run a step of a module: its forward pass, and the backward pass from ones as the gradients of what it returns.
+
+    Args:
+        module: Of tensors without memory. Its gradients are taken away.
+        inputs: What it is called with.
+        mode: What makes these tensors.
+
+    Raises:
+        PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
+    """
+    module.zero_grad(set_to_none=True)
+    recorder = _Recorder([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])
+    with mode, recorder, recorder.watching(module), torch.autograd.set_multithreading_enabled(False):
+        try:
+            result = module(*inputs)
+        except Exception as error:  # a module is anybody's code
+            raise PlanError(
+                "the module can't run on tensors without memory, as planning has it do: "
+                f"{type(error).__name__}: {str(error).strip()}"
+            ) from error
+        ends = [one for one in operators.tensors_in(result) if one.requires_grad]
+        if not ends:
+            raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
+        torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
+    held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
+    step = RecordedStep(
+        tuple(recorder.calls), tuple(recorder.sizes), recorder.given, dict(recorder.freed), tuple(recorder.modules),
+        sum(held.values()), recorder.peak,
+    )  # fmt: skip
+    module.zero_grad(set_to_none=True)
+    return step
+
+
+def without_memory(module: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[nn.Module, list[Any], FakeTensorMode]:
+    """A copy of a module and its inputs without memory, and the mode that they are of.
+
+    Args:
+        module: It isn't changed.
+        inputs: Tensors of ``meta`` stand for such of the module's own device.
+    """
+    device = next((one.device for one in module.parameters()), torch.device("cpu"))
+    mode = FakeTensorMode()
+    with FakeCopyMode(mode):
+        copy = deepcopy(module)
+
+    def made(one: torch.Tensor) -> torch.Tensor:
+        return torch.empty(one.shape, dtype=one.dtype, device=device if one.is_meta else one.device)
+
+    with mode:
+        return copy, tree_map_only(torch.Tensor, made, list(inputs)), mode

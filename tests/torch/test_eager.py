@@ -1,0 +1,183 @@
+"""Eager modules in a budget by checkpoints: measured peak, gradients and buffers against the module as it was."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import memonger.torch
+from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.torch import eager
+from memonger.torch.recorded import recorded, without_memory
+from tests.support.live_storages import LiveStorages
+from tests.support.small_modules import Images, Scores, case, step
+
+
+class Turns(nn.Module):
+    """One block that is called three times, of which each writes over what it is given; dropout; a buffer is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.2), nn.BatchNorm1d(32), nn.ReLU(inplace=True))
+        self.last = nn.Linear(32, 32)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.block(x)
+            self.calls += 1
+        return self.last(x).square().mean()
+
+
+def peak_of(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
+    """Measured: bytes of all storages of a step, whose backward pass begins with ones."""
+    module.zero_grad()
+    mode = LiveStorages([*module.parameters(), *module.buffers(), *inputs])
+    with mode:
+        result = module(*inputs)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        torch.autograd.backward(results, [torch.ones_like(one) for one in results])
+    return mode.peak
+
+
+def whole(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
+    """Planned: bytes of the step as it is."""
+    copied, given, mode = without_memory(module, inputs)
+    return recorded(copied, given, mode).peak
+
+
+@pytest.mark.parametrize(("name", "share"), [("images", 0.7), ("words", 0.7), ("scores", 0.9), ("turns", 0.9)])
+def test_the_peak_is_the_planned_one_and_all_bits_are_as_before(name: str, share: float) -> None:
+    module, inputs = (Turns(), (torch.randn(64, 32),)) if name == "turns" else case(name)
+    other = copy.deepcopy(module)
+    names = list(other.state_dict())
+    budget = int(share * whole(module, inputs))
+    memonger.torch.checkpoint(module, inputs, budget)
+    plan = memonger.torch.plan_of(module)
+    for _ in range(2):  # statistics of the second step are of the first's
+        loss, gradients = step(other, other, inputs)
+        found, own = step(module, module, inputs)
+        assert torch.equal(found, loss)
+        assert all(map(torch.equal, own, gradients))
+        assert all(map(torch.equal, module.buffers(), other.buffers()))
+    del loss, found, gradients, own
+    assert peak_of(module, inputs) == plan.peak_bytes <= budget
+    assert peak_of(other, inputs) == plan.peak_before_bytes
+    assert plan.recomputed
+    assert list(module.state_dict()) == names
+
+
+def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
+    module, inputs = case("words")
+    copied, given, mode = without_memory(module, inputs)
+    step_before = recorded(copied, given, mode)
+    _, checkpoints, after = eager.chosen(copied, given, mode, step_before.peak * 7 // 10, 0)
+    (kept,) = [one.kept for one in checkpoints if one.kept]
+    again = {call.target: 0 for call in after.calls}
+    for call in after.calls[sum(not call.is_backward for call in step_before.calls) :]:
+        again[call.target] += 1
+    for target, turns in kept.items():
+        region = next(one.region for one in checkpoints if one.kept)
+        times = sum(call.target is target for call in step_before.calls[slice(*region.calls)])
+        behind = sum(call.target is target for call in step_before.calls if call.is_backward)
+        assert 0 < len(turns) <= times
+        assert again[target] <= behind + times - len(turns)
+
+
+def test_plans_are_the_same_each_time() -> None:
+    module, inputs = case("images")
+    copied, given, mode = without_memory(module, inputs)
+    budget = recorded(copied, given, mode).peak * 3 // 4
+    first, second = (eager.chosen(copied, given, mode, budget, 0)[1] for _ in range(2))
+    assert first == second
+
+
+def test_autocast_evaluation_and_another_budget_go_with_it() -> None:
+    module, inputs = case("words")
+    other, limit = copy.deepcopy(module), whole(module, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        memonger.torch.checkpoint(module, inputs, limit * 9 // 10)
+        loss, gradients = step(module, module, inputs)
+        expected, own = step(other, other, inputs)
+    assert torch.equal(loss, expected)
+    assert all(map(torch.equal, gradients, own))
+    copied = copy.deepcopy(module)
+    assert all(map(torch.equal, step(copied, copied, inputs)[1], step(other, other, inputs)[1]))
+    with torch.no_grad():
+        torch.manual_seed(1)
+        assert module(*inputs).isfinite()
+    memonger.torch.checkpoint(module, inputs, 2 * limit)
+    assert memonger.torch.plan_of(module).recomputed == 0
+    assert not any("forward" in vars(part) for part in module.modules())
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("way", ["DistributedDataParallel", "fully_shard"])
+def test_it_goes_inside_what_spreads_a_module_over_ranks(way: str, one_rank: None) -> None:
+    module, inputs = case("words")
+    _, gradients = step(module, module, inputs)
+    memonger.torch.checkpoint(module, inputs, whole(module, inputs) * 7 // 10)
+    run: Any = module
+    if way == "fully_shard":
+        mesh = init_device_mesh("cpu", (1,))
+        for block in module.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+    else:
+        run = nn.parallel.DistributedDataParallel(module)
+    torch.manual_seed(1)
+    module.zero_grad()
+    run(*inputs).backward()
+    found = [one.grad for one in module.parameters()]
+    found = [one.full_tensor() if way == "fully_shard" else one for one in found]
+    assert all(map(torch.equal, found, gradients))
+
+
+def test_a_budget_that_checkpoints_cannot_hold_names_what_would() -> None:
+    module, inputs = case("scores")
+    limit = whole(module, inputs)
+    text = r"smallest budget that was found .* whatever runs again: .*backend\(\.\.\.\)\) holds it, with "
+    with pytest.raises(BudgetError, match=text) as caught:
+        memonger.torch.checkpoint(module, inputs, limit * 7 // 10)
+    memonger.torch.checkpoint(module, inputs, caught.value.smallest)
+    assert peak_of(module, inputs) == caught.value.smallest > caught.value.lower_bound
+    with pytest.raises(BudgetError, match=r"backend\(\.\.\.\)\) can hold "):
+        memonger.torch.checkpoint(module, inputs, "1KiB", 4096)
+
+
+class Branches(nn.Module):
+    """Which way it takes depends on numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x if x.sum() > 0 else -x
+
+
+def test_what_cannot_be_planned_is_said() -> None:
+    x = torch.ones(2, 2)
+    with pytest.raises(PlanError, match=r"can't run on tensors without memory, .*DataDependent"):
+        memonger.torch.checkpoint(Branches(), x, "1GiB")
+    with pytest.raises(PlanError, match="nothing in the module needs a gradient"):
+        memonger.torch.checkpoint(nn.ReLU(), x, "1GiB")
+    with pytest.raises(PlanError, match="budget: 'much' is no size"):
+        memonger.torch.checkpoint(Scores(), x, "much")
+    with pytest.raises(LoadError, match=r"Images needs example inputs: .* not a dict"):
+        memonger.torch.checkpoint(Images(), {"x": x}, "1GiB")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"isn't what memonger\.torch\.checkpoint returned"):
+        memonger.torch.plan_of(Scores())

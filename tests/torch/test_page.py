@@ -1,0 +1,55 @@
+"""The page of a step of PyTorch's: what it shows is what is planned."""
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import memonger.torch
+from memonger.errors import PlanError
+from tests.support.small_modules import case
+
+
+def test_the_page_shows_the_planned_step(tmp_path: Path) -> None:
+    module, inputs = case("images")
+    optimizer, path = torch.optim.AdamW(module.parameters()), tmp_path / "step.html"
+    before = memonger.torch.report(module, inputs, path, None, optimizer)
+    plan = memonger.torch.report(module, inputs, path, before.peak_bytes * 3 // 4, optimizer, title="Small images")
+    text = path.read_text()
+    assert "Small images takes" in text
+    assert "PyTorch is expected to take about" in text
+    found = re.search(r'id="data">([^<]*)</script>', text)
+    assert found is not None
+    data = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    columns, steps = data["rectangles"], data["steps"]
+    kinds = [data["kinds"][kind]["name"] for kind in columns["kind"]]
+    sizes = dict.fromkeys(kinds, 0)
+    for kind, size in zip(kinds, columns["bytes"], strict=True):
+        sizes[kind] += size
+    assert sizes["input"] == sum(one.nbytes for one in inputs)
+    assert sizes["input"] + sizes["weight"] == plan.given_bytes + plan.state_bytes
+    assert len(steps["node"]) == plan.nodes + 1 + plan.recomputed
+    assert data["plan"]["recomputed_nodes"] == plan.recomputed > 0
+    assert "recomputed" in kinds
+    assert "kept" in kinds
+    live = [0] * len(steps["node"])
+    for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
+        for step in range(start, stop) if kind not in ("input", "weight") else ():
+            live[step] += size
+    assert max(live) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
+    modules = {".".join(steps["modules"][module]) for module in steps["module"]}
+    assert {name for name, part in module.named_modules() if isinstance(part, torch.nn.Conv2d)} <= modules
+    behind = steps["node"].index("what becomes of the outputs")
+    assert {steps["operators"][one] for one in steps["operator"][behind:]} >= {"aten.convolution_backward.default"}
+
+
+def test_other_viewers_have_it_and_netron_does_not(tmp_path: Path) -> None:
+    module, inputs = case("scores")
+    memonger.torch.report(module, inputs, tmp_path / "step.json", format="perfetto")
+    assert json.loads((tmp_path / "step.json").read_bytes())
+    with pytest.raises(PlanError, match="netron"):
+        memonger.torch.report(module, inputs, tmp_path / "step.onnx", format="netron")
