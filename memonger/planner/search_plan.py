@@ -61,8 +61,8 @@ from memonger.schedule.on_demand import forward_pass
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
 from memonger.tiling import both, chunking
+from memonger.tiling.candidates import MOST_NODES
 from memonger.tiling.joining import with_joined_products
-from memonger.tiling.rewritten import MOST_NODES
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
 

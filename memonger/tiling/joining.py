@@ -14,10 +14,9 @@ from memonger.lowering.lowered import Lowered
 from memonger.options import Options
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide, total_bytes
-from memonger.tiling.cutting import Slicing
+from memonger.tiling.candidates import asked_of
 from memonger.tiling.products import JoinedProduct, joined_products
-from memonger.tiling.rewritten import asked_of
-from memonger.tiling.slice_check import SliceCheck
+from memonger.tiling.slice_check import CheckedCopy, Elements, SliceCheck
 
 _ROUNDS = 6
 """Models that are written, each without what took too much memory or gave other bits in the one before."""
@@ -73,13 +72,13 @@ def _at_peak(graph: Graph, products: Sequence[JoinedProduct]) -> JoinedProduct:
 
 def _differs(model: ir.Model, joined: ir.Model, product: JoinedProduct, check: SliceCheck) -> bool:
     """Whether a product gives other bits than those that it stands for."""
-    whole = joined.graph.node(product.name)
-    copies, begin = [], 0
+    whole, total = joined.graph.node(product.name), sum(product.rows)
+    copies, begin = list[CheckedCopy](), 0
     for name, rows in zip(product.parts, product.rows, strict=True):
-        copies.append((model.graph.node(name), begin, begin + rows))
+        part = {0: Elements(0, begin, begin + rows)}
+        copies.append(CheckedCopy(model.graph.node(name), product.name, rows / total, rows, part, part))
         begin += rows
-    how = Slicing(outputs={0: 0}, inputs={0: 0})
-    return check.see((joined, whole), how, model, copies, begin).difference > 0
+    return check.see((joined, whole), model, copies).difference > 0
 
 
 def _measured(lowered: Lowered, model: ir.Model, products: Sequence[JoinedProduct]) -> Lowered:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
 from memonger.ir.values import attribute_bytes, static_shape
-from memonger.tiling.chunk_writer import SliceWriter
+from memonger.tiling.writer import SliceWriter
 
 OPERATORS = frozenset(["Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"])
 """What writes the product of two matrices, row by row of the first."""

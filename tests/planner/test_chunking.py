@@ -24,8 +24,8 @@ from memonger.runtime.partition import cut_chunks
 from memonger.schedule import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
+from memonger.tiling.candidates import Candidate, InSlices
 from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
-from memonger.tiling.rewritten import Candidate
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -332,13 +332,13 @@ def test_chunks_whose_sessions_take_more_than_they_save_are_left_out() -> None:
 
 
 def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, ways = chunking._tried, []
+    write, ways = chunking._written, []
 
-    def noted(job: Any, axis: Any, bands: Any) -> chunking.Chunking:
+    def noted(job: Any, axis: Any, bands: Any) -> InSlices:
         ways.append((sum(chunking._at_least(job, axis, bands)), write(job, axis, bands)))
         return ways[-1][1]
 
-    monkeypatch.setattr(chunking, "_tried", noted)
+    monkeypatch.setattr(chunking, "_written", noted)
     monkeypatch.setattr(chunking, "NEXT_TO", 100.0)
     assert plan(convolutions(64), max_overhead=10.0).chunks
     assert len(ways) > 3
