@@ -102,7 +102,7 @@ class InSlices:
     how: Sequence[Slicing | Refusal | None]
     axis: int
     size: int
-    bands: Sequence[Band] | Sequence[RowBand]
+    bands: Sequence[Band | RowBand]
     copies: tuple[tuple[CheckedCopy, ...], ...]
     each_node: float
     each_run: float
@@ -223,7 +223,7 @@ def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[
 
 def laid_out(
     job: ToSlice, before: Lowered, graph: Graph, how: Sequence[Slicing | Refusal | None], axis: int,
-    bands: Sequence[Band] | Sequence[RowBand], *, size: int = 0, extra: float | None = None,
+    bands: Sequence[Band | RowBand], *, size: int = 0, extra: float | None = None,
     once: float = 0.0, packed: int = 0, effort: int = EFFORT,
 ) -> InSlices:  # fmt: skip
     """A model in slices, laid out in its written order.

@@ -210,7 +210,7 @@ class InBands:
     copies: tuple[tuple[CheckedCopy, ...], ...]
 
 
-def in_slices(model: ir.Model, bands: Sequence[Band] | Sequence[RowBand], is_ranged: bool = False) -> InBands:
+def in_slices(model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool = False) -> InBands:
     """A model in which the nodes of each band run on slices, one slice after the other.
 
     Inputs, outputs, weights and metadata are the model's. A copy of a node, and what it writes, is named
