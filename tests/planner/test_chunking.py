@@ -15,7 +15,7 @@ from onnx import helper
 
 import memonger
 from memonger.devices import CPU
-from memonger.graph import session_memory
+from memonger.graph import costs, session_memory
 from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
@@ -376,17 +376,17 @@ def test_only_candidates_that_may_be_chosen_are_written(room: int, chosen: str, 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (["X86_V3", "X86_V4"], chunk_times.WITH_AVX512),
-        (["AVX2", "AVX512F", "AVX512CD"], chunk_times.WITH_AVX512),
-        (["X86_V3", "AVX2"], chunk_times.WITHOUT_AVX512),
-        (["NEON", "ASIMD"], chunk_times.WITHOUT_AVX512),
-        (None, chunk_times.WITHOUT_AVX512),
+        (["X86_V3", "X86_V4"], costs.WITH_AVX512),
+        (["AVX2", "AVX512F", "AVX512CD"], costs.WITH_AVX512),
+        (["X86_V3", "AVX2"], costs.WITHOUT_AVX512),
+        (["NEON", "ASIMD"], costs.WITHOUT_AVX512),
+        (None, costs.WITHOUT_AVX512),
     ],
 )
 def test_rates_are_the_processors(
-    found: list[str] | None, expected: chunk_times.Rates, monkeypatch: pytest.MonkeyPatch
+    found: list[str] | None, expected: costs.Rates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numpy lists what the processor has that it uses, by names that changed with its version 2.4."""
     config = {} if found is None else {"SIMD Extensions": {"baseline": ["SSE"], "found": found}}
     monkeypatch.setattr(np, "show_config", lambda mode: config)
-    assert chunk_times.rates.__wrapped__() == expected
+    assert costs.rates.__wrapped__() == expected
