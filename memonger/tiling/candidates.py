@@ -18,6 +18,7 @@ from memonger.ir.marks import AGAIN, STRIP, chunk_of, own_node
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model import kept_state
 from memonger.plan import graph_of, parameter_bytes
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
@@ -58,6 +59,11 @@ class ToSlice:
     training: Training | None = None
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     outer: "InSlices | None" = None
+
+    @property
+    def runs_in_one(self) -> bool:
+        """Whether slices have no sessions to share, as with ranges of sizes or a state."""
+        return bool(self.ranges) or kept_state.KEY in self.lowered.model.metadata_props
 
     def again(self, outer: "InSlices") -> "ToSlice":
         """The model in slices, which are to run in slices themselves."""

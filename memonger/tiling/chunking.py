@@ -36,6 +36,7 @@ from memonger.ir.values import static_shape, subgraphs
 from memonger.lowering.lowered import Lowered
 from memonger.options import Options
 from memonger.plan_file import ROWS
+from memonger.runtime import onnxruntime
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
 from memonger.shapes.ranges import DimRange
@@ -278,7 +279,7 @@ class ChunkSearch:
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
         model, refused = self.job.lowered.model, dict(self._refused)
-        if self.job.ranges:  # whose slices have no sessions to share
+        if self.job.runs_in_one:
             large = (str(node.name) for node in model.graph if packed_bytes(node) > PACKED)
             refused |= dict.fromkeys(large, "would pack its weights again for each slice")
         axes = axes_of(model, seeds, refused)
@@ -426,10 +427,13 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
     """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
-    graph, asked = lowered.model.graph, options.axis_and_chunks
-    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
-    if not device.is_host or not (is_measured or (asked is not None and asked[0] == ROWS)):
-        return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
+    graph, is_portable, measured = lowered.model.graph, device.facts.is_portable, lowered.calibration
+    is_estimated = is_portable and options.chosen_mode == "inference"
+    if not (device.is_host and (is_estimated or (measured is not None and measured.seconds is not None))):
+        trained = " and for inference on no device" if device.is_host else ""
+        return f"chunks are for plans on the CPU ({option('device', 'cpu')}){trained}"
+    if is_portable and not onnxruntime.is_available():
+        return "whether slices give the same bits is found out with onnxruntime, which isn't installed"
     if any(map(subgraphs, graph)):
         return "it has nodes with subgraphs (If, Loop, Scan)"
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
@@ -612,7 +616,7 @@ def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) ->
     candidates = [
         bands for bands in candidates if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most
     ]
-    return [bands for bands in candidates if not (job.ranges and _packs_again(job, axis, bands))]
+    return [bands for bands in candidates if not (job.runs_in_one and _packs_again(job, axis, bands))]
 
 
 def _nodes(bands: Sequence[Band]) -> int:

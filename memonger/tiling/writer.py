@@ -20,6 +20,7 @@ from memonger.ir.parts import elements
 from memonger.ir.tensors import FILES
 from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
+from memonger.model.kept_state import state_of
 from memonger.tiling.cutting import Interval, SliceCopy, Slicing
 from memonger.tiling.row_rules import BLOCKED, rows_axis
 from memonger.tiling.slice_check import CheckedCopy, Elements
@@ -72,7 +73,7 @@ class SliceWriter:
 
     def __post_init__(self) -> None:
         roles = training_roles.read(self.model, str(self.model.graph.name))
-        self._persistent = frozenset(roles.updates) if roles is not None else frozenset()
+        self._persistent = frozenset(roles.updates if roles is not None else state_of(self.model, ""))
         self._taken = {str(v.name) for v in all_values(self.model.graph)}
         self._taken.update(str(node.name) for graph in graphs(self.model) for node in graph)
         self._taken.update(str(v.name) for graph in graphs(self.model) for node in graph for v in node.outputs)

@@ -390,3 +390,60 @@ def test_rates_are_the_processors(
     config = {} if found is None else {"SIMD Extensions": {"baseline": ["SSE"], "found": found}}
     monkeypatch.setattr(np, "show_config", lambda mode: config)
     assert costs.rates.__wrapped__() == expected
+
+
+def test_without_a_device_slices_are_chosen_by_what_operators_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = convolutions(32)
+    options: dict[str, Any] = {"mode": "inference", "device": "none", "max_overhead": 1e9}
+    whole, made = (memonger.search_plan(model, chunks=chunks, **options) for chunks in ("off", "auto"))
+    assert made.chunks
+    assert made.arena_bytes < whole.arena_bytes / 2
+    feeds = feeds_of(model)
+    assert networks.same_bits(memonger.Session(made).run(feeds), memonger.Session(whole).run(feeds))
+    made.save(tmp_path / "plan.onnx")
+    assert [node.op_type for node in memonger.unplan(tmp_path / "plan.onnx").ir.graph] == [
+        node.op_type for node in model.graph.node
+    ]
+    assert not memonger.search_plan(model, budget=whole.total_bytes, **options).chunks
+    monkeypatch.setattr(chunking.onnxruntime, "is_available", lambda: False)
+    assert not memonger.search_plan(model, **options).chunks
+    with pytest.raises(memonger.PlanError, match="found out with onnxruntime, which isn't installed"):
+        memonger.search_plan(model, chunks=4, **options)
+
+
+def recurrent(width: int = 8) -> onnx.ModelProto:
+    """What is kept is read by a product and added up; what becomes of it is read again."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
+        helper.make_node("MatMul", ["h", "w1"], ["b"], name="before"),
+        helper.make_node("Add", ["a", "b"], ["c"], name="sum"),
+        helper.make_node("Tanh", ["c"], ["next"], name="next"),
+        helper.make_node("MatMul", ["next", "w1"], ["d"], name="second"),
+        helper.make_node("Mul", ["d", "h"], ["y"], name="gate"),
+        helper.make_node("Add", ["total", "y"], ["sums"], name="sums"),
+    ]
+    shape, weights = [BATCH, 16, width], {f"w{n}": normal(n, width, width) / 8 for n in range(2)}
+    results = dict.fromkeys(("y", "next", "sums"), shape)
+    return networks.model_of(nodes, dict.fromkeys(("x", "h", "total"), shape), results, **weights)
+
+
+@pytest.mark.parametrize("width", [8, 512])
+def test_a_state_goes_with_chunks(width: int, tmp_path: Path) -> None:
+    """Wide products would pack their weights again: they share sessions, but where a state is kept."""
+    model, state = recurrent(width), {"h": "next", "total": "sums"}
+    made, stateless = plan(model, chunks=4, state=state), plan(model, chunks=4)
+    assert made.chunks
+    made.save(tmp_path / "plan.onnx")
+    session, stock = memonger.Session(tmp_path / "plan.onnx"), networks.stock(model)
+    kept = {name: np.zeros((BATCH, 16, width), np.float32) for name in state}
+    for run in range(3):
+        x = {"x": normal(run, BATCH, 16, width)}
+        results, expected = session.run(x), networks.run_stock(stock, {**x, **kept})
+        assert networks.same_bits(results, {name: expected[name] for name in results})
+        kept = {old: expected[new] for old, new in state.items()}
+    assert networks.same_bits(session.state_dict(), kept)
+    if width > 8:
+        with pytest.raises(memonger.SessionError, match=r"share sessions, which keep no state: make the plan with it"):
+            memonger.Session(stateless, state=state)
