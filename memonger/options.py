@@ -306,20 +306,17 @@ EXCLUSIONS = (
     ),
     Exclusion(
         "a number of chunks",
-        "a state ([state]), nor strips with a range of sizes ([dims])",
-        lambda it: it.axis_and_chunks is not None and bool(it.state or (it.ranges and it.axis_and_chunks[0] == ROWS)),
-        "slices are of values that live in one run, and strips of images of one size",
+        "strips with a range of sizes ([dims])",
+        lambda it: it.axis_and_chunks is not None and bool(it.ranges and it.axis_and_chunks[0] == ROWS),
+        "strips are of images of one size",
         "Leave [chunks] out",
     ),
     Exclusion(
         "a number of chunks",
-        "[device=none] but strips, nor with a CUDA device",
-        lambda it: (
-            it.axis_and_chunks is not None
-            and (_is_cuda(it.device) if it.axis_and_chunks[0] == ROWS else _is_beside_cpu(it.device))
-        ),
-        "what slices take, and whether they give the same bits, is measured on the CPU",
-        "Say [device=cpu], or leave [chunks] out",
+        "a CUDA device",
+        lambda it: it.axis_and_chunks is not None and _is_cuda(it.device),
+        "whether slices give the same bits is found out on the CPU",
+        "Say [device=cpu] or [device=none], or leave [chunks] out",
     ),
     Exclusion(
         "[budget]",
@@ -341,10 +338,6 @@ EXCLUSIONS = (
 
 def _is_cuda(device: str | Device | None) -> bool:
     return device is not None and not parse_device(device).is_host
-
-
-def _is_beside_cpu(device: str | Device | None) -> bool:
-    return device is not None and (parse_device(device).facts.is_portable or _is_cuda(device))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from memonger.graph.costs import flops
+from memonger.graph.costs import flops, rates
 from memonger.graph.graph import Alias, Graph, Pair, Part
 from memonger.ir.marks import CHUNK
 from memonger.ir.values import static_shape
@@ -132,8 +132,8 @@ def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:
     return dataclasses.replace(graph, sizes=tuple(given), aliases=aliases)
 
 
-EMPTY_SECONDS, PRODUCTS = 1e-6, 2.25e11
-"""What a node of an empty slice takes, and about the operations of products that a core does in a second."""
+EMPTY_SECONDS = 1e-6
+"""What a node of an empty slice takes."""
 
 SHARE = 0.02
 """Nodes of empty slices may take such a part of the time of a run at the smallest size."""
@@ -164,5 +164,5 @@ def idle_nodes(model: ir.Model, ranges: Mapping[str, DimRange]) -> frozenset[str
         readers = {reader for node in idle for value in node.outputs for reader in value.consumers()} - idle
         if all(reader.op_type == "Concat" and not reader.domain for reader in readers) and len(idle) > len(found):
             found = frozenset(str(node.name) for node in idle)
-    seconds = sum(map(flops, model.graph)) * least / PRODUCTS
+    seconds = sum(map(flops, model.graph)) * least / (rates().flops / 2)  # of one core
     return found if len(found) * EMPTY_SECONDS > SHARE * seconds else frozenset()

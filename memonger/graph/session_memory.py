@@ -29,6 +29,7 @@ from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALL
+from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
 from memonger.units import KiB, MiB
 
@@ -76,8 +77,11 @@ def packed_bytes(node: ir.Node) -> int:
 def shares_sessions(model: ir.Model) -> bool:
     """Whether chunks of one structure are to share a session, as their copies would pack weights again, or are many.
 
-    Else all run in one session. Each session has threads of its own, which sleep until it runs.
+    Else all run in one session. Each session has threads of its own, which sleep until it runs. A model that keeps a
+    state runs in one: that is bound to what is kept by the names of the model.
     """
+    if kept_state.KEY in model.metadata_props:
+        return False
     first, packed, strips = set[str](), 0, 0
     for node in model.graph:
         if CHUNK in node.metadata_props:

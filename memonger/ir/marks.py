@@ -30,7 +30,7 @@ PART = "memonger.part"
 """On a part: the output of the node it is a part of."""
 
 CHUNK = "memonger.chunk"
-"""On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.tiling.chunks`."""
+"""On a copy of a node that runs on a slice: ``<band>.<stage>.<begin>.<end>``; see `memonger.tiling.slices`."""
 
 AGAIN = "memonger.again"
 """On a node that computes something again: the name of the node that it is a copy of."""

@@ -1,6 +1,6 @@
 """A model whose bands run row slice after row slice in a ``Scan``: images of a batch of one, too.
 
-A band in slices of rows (`memonger.tiling.row_tiles`) computes each row once, and keeps what later slices still read,
+A band in slices of rows (`memonger.tiling.slices`) computes each row once, and keeps what later slices still read,
 as line buffers. All slices but a few do the same, only so many rows further down: these are a loop, whose line buffers
 are values that it carries from one slice to the next. The slices before it, which fill the buffers and have the padding
 above the image, and those behind it, which empty them and have the padding below, stand before and behind it as nodes.
@@ -20,9 +20,9 @@ import onnx_ir as ir
 from memonger.ir.marks import CHUNK, STRIP, WINDOW
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
-from memonger.tiling.chunk_writer import SliceWriter
-from memonger.tiling.row_rules import Interval, RowRule
-from memonger.tiling.row_tiles import BandWriter, Piece, RowBand, RowSlice, bounds, row_rules, row_slices
+from memonger.tiling.cutting import Interval, Slicing
+from memonger.tiling.slices import RowBand, Slice, bounds, row_rules, row_slices
+from memonger.tiling.writer import BandWriter, Piece, SliceWriter
 
 
 def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
@@ -45,7 +45,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
     there, start, gone, results = set(inner_graphs(copy.graph)), 0, list[ir.Node](), list[ir.Value]()
     for number, band in enumerate(bands):
         own = dict(zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True))
-        tiled = {node: rule for node, rule in own.items() if isinstance(rule, RowRule)}
+        tiled = {node: rule for node, rule in own.items() if isinstance(rule, Slicing)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
@@ -92,7 +92,7 @@ def _early(graph: ir.Graph) -> None:
             graph.insert_before(scan, latest)
 
 
-def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, RowRule]) -> RowBand | None:
+def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, Slicing]) -> RowBand | None:
     """A band that can run in a loop: as it is or with more rows in each slice; None where there are too few.
 
     Args:
@@ -119,8 +119,8 @@ _SLICES, _ALIKE = 6, 2
 
 
 def _slices(
-    nodes: Mapping[ir.Node, RowRule], parts: Sequence[tuple[int, int]], early: Sequence[Mapping[ir.Node, int]] = ()
-) -> list[RowSlice]:
+    nodes: Mapping[ir.Node, Slicing], parts: Sequence[tuple[int, int]], early: Sequence[Mapping[ir.Node, int]] = ()
+) -> list[Slice]:
     return [one for one in row_slices(nodes, parts, _least_rows, early) if one.tiles]
 
 
@@ -128,7 +128,7 @@ _AT_ONCE, _MUCH = 2, 2
 """Lines are filled before a loop by slices that do as much as so many of its own, where one would take so much more."""
 
 
-def _filling(nodes: Mapping[ir.Node, RowRule], slices: Sequence[RowSlice]) -> list[dict[ir.Node, int]]:
+def _filling(nodes: Mapping[ir.Node, Slicing], slices: Sequence[Slice]) -> list[dict[ir.Node, int]]:
     """Up to which rows nodes are to be computed before the first slice that gives results, step by step.
 
     That would need many rows of the first nodes at a time: as many as the last ones lag behind.
@@ -148,7 +148,7 @@ def _filling(nodes: Mapping[ir.Node, RowRule], slices: Sequence[RowSlice]) -> li
     return aims
 
 
-def _largest(nodes: Mapping[ir.Node, RowRule], one: RowSlice) -> int:
+def _largest(nodes: Mapping[ir.Node, Slicing], one: Slice) -> int:
     """The most elements of a value that a slice makes."""
     parts = ((node, math.prod(static_shape(node.outputs[0]) or ()), copy.rows) for node, copy in one.tiles)
     return max(size // nodes[node].height * (rows[1] - rows[0]) for node, size, rows in parts)
@@ -158,7 +158,7 @@ Place = tuple[ir.Value | None, object, object]
 """A value, and where it is read, made or kept."""
 
 
-def steady(slices: Sequence[RowSlice]) -> tuple[int, int]:
+def steady(slices: Sequence[Slice]) -> tuple[int, int]:
     """The longest run of slices ``[begin, end)`` that do the same, each so many rows of each value further down."""
     finds, does = list[Mapping[Place, Interval]](), list[tuple[Mapping[Place, Interval], object]]()
     done, kept = dict[ir.Value, int](), dict[ir.Value, int]()
@@ -322,7 +322,7 @@ class _BandInLoop(BandWriter):
         self._add_as_nodes(slices[end:])
         self.join()
 
-    def _add_as_nodes(self, slices: Sequence[RowSlice]) -> None:
+    def _add_as_nodes(self, slices: Sequence[Slice]) -> None:
         """Write slices one after the other, each as copies of the nodes."""
         for one in slices:
             self.pooled.clear()
@@ -345,13 +345,13 @@ class _BandInLoop(BandWriter):
         """Keep a slice of what others read."""
         self.wholes.setdefault(value, []).append(piece)
 
-    def operand(self, node: ir.Node, value: ir.Value, rows: Interval) -> ir.Value:
+    def operand(self, node: ir.Node, value: ir.Value, axis: int, rows: Interval) -> ir.Value:
         """Some rows of an image; those that were kept in blocks of channels where onnxruntime has the whole so.
 
         It adds to the result of a convolution within that only what lies in blocks, which rounds otherwise than
         behind it. A pool of 1 × 1 writes blocks, and what it read.
         """
-        read = self.read(value, rows)
+        read = self.read(value, axis, rows)
         made = read.producer()
         if not _is_in_blocks(value) or not _wants_blocks(node, value):
             return read
@@ -363,12 +363,12 @@ class _BandInLoop(BandWriter):
             self.pooled[value, rows] = result
         return self.pooled[value, rows]
 
-    def _add_loop(self, slices: Sequence[RowSlice], kept: Mapping[ir.Value, int]) -> None:
+    def _add_loop(self, slices: Sequence[Slice], kept: Mapping[ir.Value, int]) -> None:
         """Write the first of these slices as a body, and the loop that runs it for all of them."""
         writer, one, count = self.writer, slices[0], len(slices)
         there = {v: (first, pieces[-1].rows[1]) for v, first in kept.items() if (pieces := self.pieces.get(v))}
         lines = {value: rows for value, rows in there.items() if rows[0] < rows[1]}
-        inputs, outputs = [self.read(value, rows) for value, rows in lines.items()], list[ir.Value]()
+        inputs, outputs = [self.read(value, self.axes[value], rows) for value, rows in lines.items()], list[ir.Value]()
         begins = [self._like(value, rows, f"{value.name}.line") for value, rows in lines.items()]
         self.pieces = {v: [Piece(rows, begin)] for (v, rows), begin in zip(lines.items(), begins, strict=True)}
         self.reads.clear()
@@ -379,7 +379,7 @@ class _BandInLoop(BandWriter):
         ends = list[ir.Value]()
         for value, (_, done) in lines.items():
             rows = one.kept[value], self.pieces[value][-1].rows[1]
-            self._add_end(self.read(value, rows), begins, ends)
+            self._add_end(self.read(value, self.axes[value], rows), begins, ends)
             rows = slices[-1].kept[value], done + (rows[1] - done) * count
             outputs.append(self._like(value, rows, f"{value.name}.line"))
             self.pieces[value] = [Piece(rows, outputs[-1])]
@@ -423,7 +423,7 @@ class _BandInLoop(BandWriter):
             value = copy
         ends.append(value)
 
-    def _cut_in_loop(self, slices: Sequence[RowSlice]) -> dict[ir.Value, ir.Value]:
+    def _cut_in_loop(self, slices: Sequence[Slice]) -> dict[ir.Value, ir.Value]:
         """Gather what a slice reads of values that are there whole: of the body's inputs the numbers of all slices."""
         one, numbers, known = slices[0], dict[ir.Value, ir.Value](), dict[tuple[Interval, int], ir.Value]()
         written = {value for node in self.nodes for value in node.outputs}
@@ -431,7 +431,7 @@ class _BandInLoop(BandWriter):
             for rows, then in zip(intervals, slices[1].reads[value], strict=True) if value not in written else ():
                 begin, end = rows
                 if rows == (0, self.height(value)):
-                    self.cuts[value, rows] = Piece(rows, value)
+                    self.cuts[value, self.axes[value], rows] = Piece(rows, value)
                     continue
                 key = rows, then[0] - begin
                 if key not in known:
@@ -439,7 +439,7 @@ class _BandInLoop(BandWriter):
                     numbers[known[key]] = whole
                 part = self._like(value, rows, f"{value.name}.rows")
                 self.writer.window("Gather", [value, known[key]], {"axis": self.axes[value]}, part)
-                self.cuts[value, rows] = Piece(rows, part)
+                self.cuts[value, self.axes[value], rows] = Piece(rows, part)
         if not numbers:  # a loop has to read something slice by slice: how many there are shows there
             numbers.update([self._numbers(range(1), 1, len(slices))])
         return numbers

@@ -39,16 +39,15 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.tiling.axes import Axes
+from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
-from memonger.tiling.chunks import Band, SliceStage, chunked
+from memonger.tiling.chunking import ROUNDED, AxisGraph, search_of
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.rewritten import ToSlice
-from memonger.tiling.row_rules import RowRule
 from memonger.tiling.row_search import RowSearch
-from memonger.tiling.row_tiles import row_rules
-from memonger.tiling.slice_check import EXACT, SliceCheck
+from memonger.tiling.slice_check import EXACT, CheckedCopy, SliceCheck
+from memonger.tiling.slices import Band, SliceStage, row_rules
+from memonger.tiling.writer import in_slices
 from memonger.words import option
 
 ITERATION_SECONDS = 3e-5
@@ -273,14 +272,14 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
     if not axis.ranges or count == 1:
         return
     model = axis.lowered.model
-    made = chunked(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
-    copies = copies_by_node(made)
-    for node, how in zip(model.graph, axis.axes.nodes, strict=True):
-        own = copies.get(str(node.name), ())
-        if isinstance(how, Slicing) and own and operator_name(node) not in EXACT | {"Conv"}:
-            seen = check.see((model, node), how, made, own, axis.axes.size)
-            if seen.difference:
-                yield str(node.name)
+    made = in_slices(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
+    copies = dict[str, list[CheckedCopy]]()
+    for copy in itertools.chain.from_iterable(made.copies):
+        copies.setdefault(copy.original, []).append(copy)
+    for node in (node for node in model.graph if operator_name(node) not in EXACT | {"Conv"}):
+        own = copies.get(str(node.name))
+        if own and check.see((model, node), made.model, own).difference:
+            yield str(node.name)
 
 
 def _need(candidate: _Candidate) -> tuple[float, float]:
@@ -407,7 +406,7 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     for bands, parts in search.ways({}, most_copies=math.inf):
         loops = list[Loop]()
         for band in bands:
-            own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], RowRule)]
+            own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], Slicing)]
             loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
         seconds = math.fsum(part.seconds for part in parts)
         yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.tiling.axes import Axes
-from memonger.tiling.chunk_writer import SliceWriter, told_shape
-from memonger.tiling.chunks import Band
 from memonger.tiling.cutting import Slicing
+from memonger.tiling.slices import Band
+from memonger.tiling.writer import SliceWriter, told_shape
 
 OLDEST_OPSET = 9
 """``Scan`` as it is written here is there from this operator set on."""

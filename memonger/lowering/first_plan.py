@@ -20,8 +20,9 @@ from memonger.plan import graph_of
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.program import arena_tensors, expose
 from memonger.schedule import Request
-from memonger.schedule.decide import IN_SLICES, decide
+from memonger.schedule.decide import decide
 from memonger.schedule.marks import place
+from memonger.schedule.solution import IN_SLICES
 from memonger.shapes.inference import infer_once
 from memonger.units import MiB
 

@@ -27,6 +27,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.lowering.lowered import Lowered, portable
+from memonger.model import original_model
 from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load_open, load_twice
 from memonger.option_names import Mode, Strategy
@@ -61,7 +62,7 @@ from memonger.schedule.solution import IN_SLICES, Solution, total_bytes, total_l
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
 from memonger.tiling import chunking
-from memonger.tiling.rewritten import MOST_NODES
+from memonger.tiling.candidates import MOST_NODES
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
 
@@ -209,9 +210,11 @@ def pareto(
         made = _frontier(job, points, sizes, begin, strategy)
     else:
         job = dataclasses.replace(job, strategy=strategy)
-        from memonger.schedule.recompute import frontier
+        from memonger.schedule.recompute import frontier, undominated
 
         made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
+        usual = decided(dataclasses.replace(job.copy(), strategy=chosen.chosen_strategy))
+        made = undominated([*made, usual], _figures) if usual[0].chunks else made
     report_progress("verify")
     return tuple(finish(*one, begin) for one in made)
 
@@ -538,19 +541,18 @@ def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
 
 
 def may_run_in_chunks(job: Job) -> bool:
-    """Whether chunks are among what plans of a model can do, whatever the options say of them."""
-    return not _excludes_chunks(job) and chunking.are_possible(job.lowered, job.options, job.device)
-
-
-def _excludes_chunks(job: Job) -> bool:
-    return bool(job.options.state or job.options.buckets)
+    """Whether chunks are among what plans of a model within a budget can do, whatever the options say of them."""
+    is_portable = job.device.facts.is_portable
+    return not (job.options.buckets or is_portable) and chunking.are_possible(job.lowered, job.options, job.device)
 
 
 def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
     """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`."""
     lowered, request, options, device = job.lowered, job.request, job.options, job.device
-    if _excludes_chunks(job) or not chunking.are_wanted(lowered, options, device):
+    if options.buckets or not chunking.are_wanted(lowered, options, device):
         return job
+    if device.facts.is_portable and request.budget is not None and options.axis_and_chunks is None:
+        return job  # nothing is timed that would say what chunks for less memory cost
     if job.mode == "training" and request.budget is not None:
         if job.solution is not None:
             return job
@@ -571,6 +573,8 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
         )
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
+    if device.facts.is_portable:  # such plans can be undone
+        original_model.embed(candidate.lowered.model, job.source.ir.clone())
     return dataclasses.replace(
         job, lowered=candidate.lowered, request=dataclasses.replace(candidate.request, budget=request.budget),
         options=dataclasses.replace(options, order="file"), notes=(*job.notes, *candidate.notes),

@@ -19,7 +19,8 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
 
     - A plan that was just made gives the model it was made from, as `memonger.load` read it.
     - A file of a training plan gives the forward model that was differentiated, with the weights of the file.
-    - A file of a portable plan gives its own nodes: recomputed copies and the plan are taken out, the order stays.
+    - A file of a portable plan gives its own nodes: recomputed copies and the plan are taken out, the order stays. In
+      chunks there are copies of these: then it keeps the model that it was made from.
     - A file that `memonger.shrink` wrote gives the model that it was made from, which it keeps.
     - A file for a device holds what onnxruntime's optimizer made of the model, in operators of its own: the user's
       model isn't in it. Nodes that run in chunks are there once for each.
@@ -46,6 +47,9 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
     else:
         name = str(plan.model.graph.name)
     if not as_planned:
+        original = original_model.extract(plan.model, name) if plan.chunks else None
+        if original is not None:
+            return Model(original, name, plan.batch, foreign=True)
         forward = forward_model.extract(plan.model, name, trained=True)
         if forward is not None:
             return Model(forward, name, plan.batch, foreign=True)

@@ -145,8 +145,12 @@ def _state(plans: Sequence[Plan], wanted: SessionRequest) -> Mapping[str, str]:
             raise SessionError(str(error)) from error
     if not state:
         return {}
-    if len(plans) > 1 or wanted.has_arenas or wanted.pads or plans[0].chunks:
-        reason = "one plan without chunks, threads='lock' and no pad"
+    if is_chunked(plans[0]):
+        raise SessionError(
+            f"chunks of {plans[0].name} share sessions, which keep no state: make the plan with it ({option('state')})."
+        )
+    if len(plans) > 1 or wanted.has_arenas or wanted.pads:
+        reason = "one plan, threads='lock' and no pad"
         raise SessionError(f"a session that keeps a state takes {reason}: each stream needs a session of its own.")
     return state
 

@@ -12,7 +12,7 @@ from memonger.schedule.budget import Allocated, cheapest_within
 from memonger.schedule.recompute import Budgets
 from memonger.schedule.solution import Solution, orders_of, total_bytes
 from memonger.tiling import chunk_times, chunking
-from memonger.tiling.rewritten import InSlices
+from memonger.tiling.candidates import InSlices
 
 MINOR = 0.25
 """Part of the missing bytes below which chunks are looked at only where recomputation can't hold the budget."""

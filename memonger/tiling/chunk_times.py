@@ -6,20 +6,18 @@ an AMD EPYC (AVX-512, 32 MiB of third-level cache) with onnxruntime 1.31.1. How 
 batch 16 take in chunks they give within 6 % in the root of the mean square, with most told of EfficientNet (14 % too
 fast) and least of MobileNet-v2 (11 % too slow); not of GoogLeNet, whose normalizations take half of its time. ``python
 -m benchmarks.chunks`` measures it. A processor without AVX-512 has other rates of products and of weights that are read
-again (`Rates`): products take three times as long there, so that caches save less.
+again (`memonger.graph.costs.Rates`): products take three times as long there, so that caches save less.
 """
 
 import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.graph import aliasing
-from memonger.graph.costs import flops
+from memonger.graph.costs import flops, rates
 from memonger.graph.session_memory import packed_bytes, shares_sessions
 from memonger.ir.extract import is_fed
 from memonger.ir.marks import WINDOW, before_chunks, chunk_of
@@ -40,25 +38,6 @@ that are read."""
 
 CACHE = 16 * MiB
 """Bytes alive that lie in the cache, which weights and what else the machine does have a part of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What a kind of processor does in a second.
-
-    Attributes:
-        flops: Operations of products, on two cores.
-        again: Bytes of weights that slices read again, on however many cores: each slice waits for them. ResNet-50's
-            convolutions in eight slices took 4.5 ms longer with AVX-512 and read 320 MiB more; that smaller values lie
-            in the cache made up for a part. ResNet-18's in sixteen took 32 ms longer without, and read 700 MiB more.
-    """
-
-    flops: float
-    again: float
-
-
-WITH_AVX512, WITHOUT_AVX512 = Rates(4.5e11, 1e11), Rates(1.4e11, 5e10)
-"""Measured: VGG-16's and ResNet-50's products at batch 16; weights of ResNets, AlexNet, GoogLeNet and DenseNet-121."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +88,6 @@ class NodeWork:
     def hidden_seconds(self, cores: int, alive: float) -> float:
         """What `seconds` takes to be hidden: the shorter of the time of products and of values that are moved."""
         return min(self.flops / rates().flops, self._moved(alive)) * 2 / cores
-
-
-@cache
-def rates() -> Rates:
-    """Those of this processor."""
-    extensions = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", ())
-    return WITH_AVX512 if {"X86_V4", "AVX512F"} & set(extensions) else WITHOUT_AVX512
 
 
 def launch_seconds(cores: int) -> float:

@@ -28,28 +28,22 @@ from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import Storage, assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
-from memonger.graph.session_memory import PACKED, bytes_of, packed_bytes, session_bytes, shares_sessions
+from memonger.graph.session_memory import PACKED, bytes_of, packed_bytes, session_bytes
 from memonger.ir import training_roles
 from memonger.ir.extract import is_fed
-from memonger.ir.marks import AGAIN, CHUNK, WINDOW, before_chunks, chunk_of, own_node
-from memonger.ir.operators import operator_name
+from memonger.ir.marks import CHUNK, WINDOW
 from memonger.ir.values import static_shape, subgraphs
 from memonger.lowering.lowered import Lowered
 from memonger.options import Options
-from memonger.plan_file import ROWS, ChunkedBand
+from memonger.plan_file import ROWS
+from memonger.runtime import onnxruntime
 from memonger.schedule import Request
 from memonger.schedule.decide import decide
 from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
-from memonger.shapes.sizes import SizesError
 from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes
-from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
-from memonger.tiling.chunk_times import NodeWork, cores_of, launch_seconds, run_seconds, seconds_of, work_of
-from memonger.tiling.chunks import Band, SliceStage, chunked
-from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.rewritten import (
+from memonger.tiling.candidates import (
     MOST_NODES,
     UNSURE,
     WORTH,
@@ -58,13 +52,16 @@ from memonger.tiling.rewritten import (
     InSlices,
     ToSlice,
     asked_of,
-    shared,
+    laid_out,
     working_set_bytes,
 )
-from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_search import RowSearch, RowTiles, asked_for
-from memonger.tiling.row_tiles import row_rules
+from memonger.tiling.chunk_regions import regions_of
+from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_times import NodeWork, cores_of, run_seconds, seconds_of, work_of
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.row_search import RowSearch, asked_for
 from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
+from memonger.tiling.slices import Band, SliceStage, row_rules
 from memonger.units import MiB
 from memonger.words import option
 
@@ -76,10 +73,6 @@ SMALL = 2 * MiB
 
 ROUNDS = 4
 """Searches, each without the nodes that gave other bits in the one before."""
-
-FEW = 4
-"""Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
-for few rows kernels take other paths."""
 
 ROUNDED = "gives other last bits on slices than on whole values"
 """Why a node stays whole."""
@@ -95,108 +88,6 @@ SLOWER = 1.5
 
 SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunking(InSlices):
-    """A model in chunks.
-
-    Attributes:
-        bands: What runs in slices.
-        each_node: Seconds that a copy of a node takes however little it does.
-        each_run: Seconds that a run of a chunk takes beside its nodes.
-        axis: The model as it was, ordered for the axis that it is cut along.
-    """
-
-    bands: tuple[Band, ...]
-    each_node: float
-    each_run: float
-    axis: "AxisGraph"
-
-    def described(self) -> tuple[ChunkedBand, ...]:
-        """What runs in chunks, for the plan."""
-        outer = InSlices.described(self)
-        before, after = self.axis.graph, self.solution.graph
-        trains = self.axis.number < 0
-        live = {graph.nodes: live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)}
-        chunks = [chunk_of(node) for node in self.lowered.model.graph]
-        records = []
-        for number, band in enumerate(self.bands, len(outer)):
-            begin, end = band.stages[0].begin, band.stages[-1].end
-            own = [step for step, chunk in enumerate(chunks) if chunk is not None and chunk.band == number]
-            cut = [step for step in range(begin, end) if isinstance(self.axis.axes.nodes[step], Slicing)]
-            runs = sum(1 for _ in itertools.groupby(chunks[step] for step in own))
-            axis, value = (self.axis.number, "") if not trains else _largest_cut(before, band)
-            records.append(
-                ChunkedBand(
-                    axis=axis, value=value, first=before.nodes[cut[0]], last=before.nodes[cut[-1]], nodes=len(cut),
-                    slices=tuple(len(stage.slices) - 1 for stage in band.stages), runs=len(own),
-                    bytes_before=int(live[before.nodes][begin:end].max()),
-                    bytes_after=int(live[after.nodes][own].max()),
-                    seconds=(len(own) - len(cut)) * self.each_node + runs * self.each_run,
-                )
-            )  # fmt: skip
-        return (*outer, *records)
-
-    def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
-        """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
-        copies = copies_by_node(self.lowered.model)
-        seen, model = InSlices.seen(self, check), self.axis.lowered.model
-        for node, how in zip(model.graph, self.axis.axes.nodes, strict=True):
-            if str(node.name) not in copies or not isinstance(how, Slicing) or operator_name(node) in EXACT:
-                continue
-            own = copies[str(node.name)]
-            size = max(end for _, _, end in own)
-            result = check.see((model, node), how, self.lowered.model, own, size)
-            difference = result.difference
-            if lengths and not difference:
-                shorter = _shorter([(begin, end) for _, begin, end in own], lengths)
-                difference = check.see_shorter((model, node), how, shorter, size) if shorter else 0.0
-            if difference:
-                seen.different[str(node.name)] = difference
-            for copy, begin, end in own if result.workspace else ():
-                seen.workspace[str(copy.name)] = result.workspace[end - begin]
-        return seen
-
-    def uneven(self, ranges: Mapping[str, DimRange]) -> set[str]:
-        """Nodes whose copies, by rules, don't give their slice of the whole at some size; all where nothing is told."""
-        model = self.axis.lowered.model
-        cut = {str(n.name): (n, how) for n, how in zip(model.graph, self.axis.axes.nodes, strict=True)}
-        whole, size, found = shapes_at_points(model, ranges), self.axis.axes.size, set[str]()
-        try:
-            made = shapes_at_points(self.lowered.model, ranges)
-        except SizesError:
-            return set(cut)
-        for node in self.lowered.model.graph:
-            chunk, (first, how) = chunk_of(node), cut.get(before_chunks(node), (None, None))
-            if chunk is None or first is None or not isinstance(how, Slicing):
-                continue
-            for index, axis in how.outputs.items():
-                before, value = static_shape(first.outputs[index]) or (), first.outputs[index].name
-                unit = before[axis] // size
-                for own, of_all in zip(made, whole, strict=True):
-                    shape, given = of_all[str(value)], own[str(node.outputs[index].name)]
-                    length = 0 if shape is None else shape[axis]
-                    wanted = min(length, chunk.end * unit) - min(length, chunk.begin * unit)
-                    if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
-                        found.add(str(first.name))
-        return found
-
-    @property
-    def recomputed(self) -> float:
-        """Estimated seconds of what runs again."""
-        graph = self.axis.graph
-        return math.fsum(cost for again, cost in zip(graph.again, graph.costs, strict=True) if again)
-
-
-def copies_by_node(model: ir.Model) -> Mapping[str, Sequence[tuple[ir.Node, int, int]]]:
-    """The copies of each node of a model in chunks, by its name, with the bounds of their slices."""
-    copies: dict[str, list[tuple[ir.Node, int, int]]] = {}
-    for node in model.graph:
-        chunk = chunk_of(node)
-        if chunk is not None:
-            copies.setdefault(before_chunks(node), []).append((node, chunk.begin, chunk.end))
-    return copies
 
 
 def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
@@ -264,14 +155,6 @@ def search_of(
     )  # fmt: skip
 
 
-def _largest_cut(graph: Graph, band: Band) -> tuple[int, str]:
-    """What a band of a training step is named by: a parameter of which it cuts an axis, or else its largest value."""
-    size_of = dict(zip(graph.values, graph.sizes, strict=True))
-    updated = {graph.values[old] for pairs in graph.updates for old, _ in pairs}
-    largest = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
-    return band.axes[largest], largest
-
-
 class ChunkSearch:
     """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
 
@@ -321,22 +204,16 @@ class ChunkSearch:
             candidate = pick(self._candidates())
             if candidate is None:
                 return None
-            if self.job.ranges and isinstance(candidate, Chunking):
-                uneven = candidate.uneven(self.job.ranges)
-                if uneven:
-                    self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
-                    continue
-            checked = (
-                candidate.seen(self._check, self._lengths(candidate))
-                if isinstance(candidate, Chunking)
-                else candidate.seen(self._check)
-            )
+            if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
+                self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
+                continue
+            checked = candidate.seen(self._check, self._lengths(candidate))
             if not checked.different or self.options.allow_rounding:
                 candidate = _with_checked(candidate, checked)
                 candidate = _over_ranges(self.job, candidate) if self.job.ranges else candidate
                 is_worth = self.options.axis_and_chunks is not None or candidate.total < self.job.plain.total_bytes
                 return candidate if is_worth or not self.job.ranges else None
-            rows = candidate.slices_of(checked.different) if isinstance(candidate, RowTiles) else {}
+            rows = candidate.slices_of(checked.different)
             self._refused_rows |= rows
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, ROUNDED)
@@ -384,7 +261,7 @@ class ChunkSearch:
         key = frozenset(self._refused), axis.number, job.outer is not None, stages
         if key not in self._priced:
             priced = *_at_least(job, axis, bands), _estimated(job, axis, bands)
-            self._priced[key] = Candidate(*priced, lambda: _tried(job, axis, bands).within(job.outer))
+            self._priced[key] = Candidate(*priced, lambda: _written(job, axis, bands))
         return self._priced[key]
 
     def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
@@ -403,7 +280,7 @@ class ChunkSearch:
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
         model, refused = self.job.lowered.model, dict(self._refused)
-        if self.job.ranges:  # whose slices have no sessions to share
+        if self.job.runs_in_one:
             large = (str(node.name) for node in model.graph if packed_bytes(node) > PACKED)
             refused |= dict.fromkeys(large, "would pack its weights again for each slice")
         axes = axes_of(model, seeds, refused)
@@ -420,18 +297,19 @@ class ChunkSearch:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
 
-    def _lengths(self, candidate: Chunking) -> list[int]:
+    def _lengths(self, candidate: InSlices) -> list[int]:
         """The lengths that the axis of a candidate may have, the largest last; none where it has one."""
-        cut = {f"{name}[{axis}]" for name, axis in candidate.axis.axes.values.items()}
+        axes = (band.axes for band in candidate.bands if isinstance(band, Band))
+        cut = {f"{name}[{axis}]" for own in axes for name, axis in own.items()}
         found = next((one for one in self.job.ranges.values() if not cut.isdisjoint(one.places)), None)
         if found is None:
             return []
-        unit = found.most // candidate.axis.axes.size
+        unit = found.most // candidate.size
         return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
     def _elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> Candidate | None:
         """The model in chunks of the batch whose images are to run in rows; None where nothing reads images."""
-        cuts_rows = any(isinstance(rule, RowRule) for rule in row_rules(self.job.lowered.model))
+        cuts_rows = any(isinstance(rule, Slicing) for rule in row_rules(self.job.lowered.model))
         candidate = self._candidate(self.job, batch, bands)
         return candidate if cuts_rows and candidate.seconds <= self._most else None
 
@@ -474,15 +352,6 @@ def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
         solution=dataclasses.replace(candidate.solution, graph=graph),
         notes=_said(checked.different),
     )
-
-
-def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
-    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
-    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
-    least = min(end - begin for begin, end in slices)
-    wholes = [length for length in lengths[:-1] if length > least]
-    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
-    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
 def _over_ranges(job: ToSlice, candidate: InSlices) -> InSlices:
@@ -559,10 +428,13 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
     """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
-    graph, asked = lowered.model.graph, options.axis_and_chunks
-    is_measured = lowered.calibration is not None and lowered.calibration.seconds is not None
-    if not device.is_host or not (is_measured or (asked is not None and asked[0] == ROWS)):
-        return f"chunks are for plans on the CPU ({option('device', 'cpu')})"
+    graph, is_portable, measured = lowered.model.graph, device.facts.is_portable, lowered.calibration
+    is_estimated = is_portable and options.chosen_mode == "inference"
+    if not (device.is_host and (is_estimated or (measured is not None and measured.seconds is not None))):
+        trained = " and for inference on no device" if device.is_host else ""
+        return f"chunks are for plans on the CPU ({option('device', 'cpu')}){trained}"
+    if is_portable and not onnxruntime.is_available():
+        return "whether slices give the same bits is found out with onnxruntime, which isn't installed"
     if any(map(subgraphs, graph)):
         return "it has nodes with subgraphs (If, Loop, Scan)"
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
@@ -745,7 +617,7 @@ def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) ->
     candidates = [
         bands for bands in candidates if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most
     ]
-    return [bands for bands in candidates if not (job.ranges and _packs_again(job, axis, bands))]
+    return [bands for bands in candidates if not (job.runs_in_one and _packs_again(job, axis, bands))]
 
 
 def _nodes(bands: Sequence[Band]) -> int:
@@ -783,37 +655,7 @@ def _bands(
     )
 
 
-def _tried(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> Chunking:
+def _written(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> InSlices:
     """One candidate, laid out."""
-    made = _rewritten(axis.lowered, chunked(axis.lowered.model, bands, bool(job.ranges)))
-    asked = asked_of(made, axis.lowered.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
-    solution, trains = decide(asked, "none", "file"), job.training is not None
-    working_set = working_set_bytes(solution.graph, assign_storage(solution.graph))
-    extra = seconds_of(made.model, working_set, job.cores, trains, job.works) - axis.seconds
-    each_run = run_seconds(not trains and shares_sessions(made.model), job.cores)
-    sessions, constants = session_bytes(made.model, trains), asked.base - job.request.base
-    return Chunking(
-        bands=bands, lowered=made, request=asked, solution=solution, constants=constants, extra=extra,
-        each_node=launch_seconds(job.cores), each_run=each_run, sessions=sessions, axis=axis,
-    )  # fmt: skip
-
-
-def _sizes(model: ir.Model) -> dict[int, int]:
-    """The size of each band's axis."""
-    sizes: dict[int, int] = {}
-    for chunk in filter(None, map(chunk_of, model.graph)):
-        sizes[chunk.band] = max(chunk.end, sizes.get(chunk.band, 0))
-    return sizes
-
-
-def _rewritten(lowered: Lowered, model: ir.Model) -> Lowered:
-    """The model in chunks, with each copy's share of what was measured of its node."""
-    sizes = _sizes(model)
-
-    def part_of(node: ir.Node) -> tuple[str, float]:
-        chunk = chunk_of(node)
-        if chunk is None:
-            return (own_node(node) if AGAIN in node.metadata_props else str(node.name)), 1.0
-        return own_node(node), (chunk.end - chunk.begin) / sizes[chunk.band]
-
-    return shared(lowered, model, part_of)
+    size = axis.axes.size
+    return laid_out(job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands, size=size, once=axis.seconds)

@@ -12,15 +12,41 @@ Axes are counted from 0. All values of one cut have a multiple of ``size`` eleme
 one is made from the k-th parts of the others.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
 
 from memonger.ir.operators import F, operator_name, rule_of_operators
 from memonger.ir.values import static_shape
+
+Interval = tuple[int, int]
+"""Parts, or rows, ``[begin, end)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCopy:
+    """What a copy of a node reads and writes that gives a slice of its outputs. Inputs count from 0.
+
+    Attributes:
+        rows: What it gives: from the first that was asked for to the last, or further.
+        made: What it writes: these, and around them some that are wrong.
+        inputs: What it reads of each input that is cut.
+        axes: Constants that are cut as the outputs are: input → axis.
+        attributes: What it has in place of the node's own; None: nothing.
+        constants: Integers that it reads in place of an input.
+        without: Inputs of which it needs nothing, of a node that joins them.
+    """
+
+    rows: Interval
+    made: Interval
+    inputs: Mapping[int, Interval]
+    axes: Mapping[int, int] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    without: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +58,23 @@ class Slicing:
         inputs: Input → the axis it is cut along, of all inputs that must be cut: of values that nobody cut so far too.
         whole: Inputs that have an axis, and must be whole nevertheless.
         sums: Outputs that aren't cut: each slice adds to them, to what the slices before it gave.
+        height: How many rows its outputs have, where they are cut by rows.
+        by_rows: From the rows ``[begin, end)`` that are asked for to the copy that gives them; None: it reads of each
+            input that is cut the part that it gives.
     """
 
     outputs: Mapping[int, int]
     inputs: Mapping[int, int]
     whole: frozenset[int] = frozenset()
     sums: frozenset[int] = frozenset()
+    height: int = 0
+    by_rows: Callable[[int, int], SliceCopy] | None = None
+
+    def copy(self, begin: int, end: int) -> SliceCopy:
+        """The copy that gives the parts, or rows, ``[begin, end)``, or more."""
+        if self.by_rows is not None:
+            return self.by_rows(begin, end)
+        return SliceCopy((begin, end), (begin, end), dict.fromkeys(self.inputs, (begin, end)))
 
 
 @dataclass(frozen=True, slots=True)

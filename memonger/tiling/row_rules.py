@@ -10,7 +10,6 @@ images whole.
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -22,13 +21,10 @@ from memonger.ir.values import static_shape
 from memonger.ir.windows import Windows, windows_of
 from memonger.plan_file import ROWS
 from memonger.tiling.axes import slicing
-from memonger.tiling.cutting import Cut, NotCutError, Refusal, sentence
+from memonger.tiling.cutting import Cut, NotCutError, Refusal, SliceCopy, Slicing, sentence
 
 BLOCKED = "com.microsoft.nchwc"
 """Domain of the operators on images whose channels lie in blocks."""
-
-Interval = tuple[int, int]
-"""Rows ``[begin, end)``."""
 
 _LONGEST = 64
 """Rows after which what a Resize does with them is the same again, at most."""
@@ -56,53 +52,10 @@ def is_slid_over(value: ir.Value) -> bool:
     return any(index == 0 and operator_name(node) in _WINDOWS for node, index in value.uses())
 
 
-@dataclass(frozen=True, slots=True)
-class RowCopy:
-    """What a copy of a node reads and writes that gives some rows of its outputs. Inputs count from 0.
-
-    Attributes:
-        rows: The rows that it gives: from the first that was asked for to the last, or further.
-        made: The rows that it writes: these, and around them some that are wrong.
-        inputs: The rows that it reads of each input that is an image.
-        axes: Constants that are cut as the outputs are: input → axis of its rows.
-        attributes: What it has in place of the node's own; None: nothing.
-        constants: Integers that it reads in place of an input.
-        without: Inputs of which it needs nothing, of a node that joins them.
-    """
-
-    rows: Interval
-    made: Interval
-    inputs: Mapping[int, Interval]
-    axes: Mapping[int, int] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    without: frozenset[int] = frozenset()
-
-
-Rows = Callable[[int, int], RowCopy]
+Rows = Callable[[int, int], SliceCopy]
 """From the rows ``[begin, end)`` of a node's outputs that are asked for to the copy that gives them."""
 
-
-@dataclass(frozen=True, slots=True)
-class RowRule:
-    """How a node gives some rows of its outputs.
-
-    Attributes:
-        copy: From the rows ``[begin, end)`` that are asked for to the copy that gives them.
-        height: How many rows its outputs have.
-        outputs: Output → the axis of its rows.
-        inputs: The same of inputs that come in rows.
-        whole: Inputs that are images, and that each copy reads whole: keys and values, say.
-    """
-
-    copy: Rows
-    height: int
-    outputs: Mapping[int, int]
-    inputs: Mapping[int, int]
-    whole: frozenset[int] = frozenset()
-
-
-Rule = Callable[[Cut], Rows | RowRule]
+Rule = Callable[[Cut], Rows | Slicing]
 
 _RULES: dict[str, Rule] = {}
 
@@ -110,7 +63,7 @@ _WHOLE: Mapping[str, frozenset[int]] = {"GridSample": frozenset([0])}
 """Inputs that copies of operators with rules read whole."""
 
 
-def rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> RowRule | Refusal:
+def rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slicing | Refusal:
     """How a node gives some rows of its outputs.
 
     Args:
@@ -132,14 +85,14 @@ def rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> RowRul
         return sentence(node, str(error))
 
 
-def _by_rule(cut: Cut, rule: Rule) -> RowRule:
+def _by_rule(cut: Cut, rule: Rule) -> Slicing:
     whole = _WHOLE.get(cut.operator, frozenset())
     axis = ROWS if whole else cut.axes.get(0, ROWS)
     images = {index: axis for index, axis in cut.axes.items() if index not in whole}
     made = rule(cut)
-    if isinstance(made, RowRule):
+    if isinstance(made, Slicing):
         return made
-    return RowRule(made, cut.out()[axis], dict.fromkeys(cut.outputs, axis), images, whole)
+    return Slicing(dict.fromkeys(cut.outputs, axis), images, whole, height=cut.out()[axis], by_rows=made)
 
 
 def _rule(names: str, added: Collection[int] = (), axis: int | None = ROWS) -> Callable[[Rule], Rule]:
@@ -152,7 +105,7 @@ def _rule(names: str, added: Collection[int] = (), axis: int | None = ROWS) -> C
     """
 
     def register(rule: Rule) -> Rule:
-        def checked(cut: Cut) -> Rows | RowRule:
+        def checked(cut: Cut) -> Rows | Slicing:
             if any(index and index not in added for index in cut.axes):
                 cut.refuse("takes a weight that is computed")
             if axis is not None and any(own != _first(cut) for own in cut.axes.values()):
@@ -208,12 +161,12 @@ def _windows(cut: Cut, kernel: Sequence[int], *, is_pool: bool) -> Rows:
     fixed: dict[str, Any] = {"auto_pad": "NOTSET"} if "auto_pad" in cut.node.attributes else {}
     fixed |= {"ceil_mode": 0} if "ceil_mode" in cut.node.attributes else {}
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low = begin * at.strides[0] - at.begin[0]
         high = (end - 1) * at.strides[0] - at.begin[0] + at.extent[0]
         pads = [max(0, -low), *at.begin[1:], max(0, high - height), *after[1:]]
         read = {0: (max(low, 0), min(high, height))} | dict.fromkeys(added, (begin, end))
-        return RowCopy((begin, end), (begin, end), read, {}, {"pads": pads} | fixed)
+        return SliceCopy((begin, end), (begin, end), read, {}, {"pads": pads} | fixed)
 
     return rows
 
@@ -227,13 +180,13 @@ def _transposed(cut: Cut) -> Rows:
     fixed: dict[str, Any] = {"auto_pad": "NOTSET"} if "auto_pad" in cut.node.attributes else {}
     fixed |= {"output_shape": None} if "output_shape" in cut.node.attributes else {}
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low = max(0, min(-((extent - 1 - first - begin) // stride), (begin + first) // stride, count[0] - 1))
         high = max(low + 1, min(count[0], (end - 1 + first) // stride + 1))
         beyond = (high - 1) * stride - first + extent - end
         missing = [max(0, -beyond), *(max(0, -excess) for excess in at.excess[1:])]
         pads = [begin - (low * stride - first), *at.begin[1:], max(0, beyond), *(max(0, e) for e in at.excess[1:])]
-        return RowCopy(
+        return SliceCopy(
             (begin, end), (begin, end), {0: (low, high)}, {}, fixed | {"pads": pads, "output_padding": missing}
         )
 
@@ -260,12 +213,12 @@ def _resized(cut: Cut) -> Rows:
     if step * 2 > height - corners:
         cut.refuse(f"makes {given} rows of {height}, which lie between others in no pattern that is shorter")
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low = max(0, begin * step // made - before) // step
         high = -(-((end - 1) * step // made + 1 + behind - corners) // step)
         read = low * step, min(height, high * step + corners)
         to = given if read[1] == height else high * made + corners
-        return RowCopy((begin, end), (low * made, to), {0: read})
+        return SliceCopy((begin, end), (low * made, to), {0: read})
 
     return rows
 
@@ -294,10 +247,10 @@ def _depth_to_space(cut: Cut) -> Rows:
     """Each row makes as many as the block has."""
     block = cut.integer("blocksize", 1)
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low, high = begin // block, -(-end // block)
         given = low * block, high * block
-        return RowCopy(given, given, {0: (low, high)})
+        return SliceCopy(given, given, {0: (low, high)})
 
     return rows
 
@@ -305,7 +258,7 @@ def _depth_to_space(cut: Cut) -> Rows:
 @_rule("SpaceToDepth")
 def _space_to_depth(cut: Cut) -> Rows:
     block = cut.integer("blocksize", 1)
-    return lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin * block, end * block)})
+    return lambda begin, end: SliceCopy((begin, end), (begin, end), {0: (begin * block, end * block)})
 
 
 @_rule("Pad")
@@ -326,7 +279,7 @@ def _pad(cut: Cut) -> Rows:
     if border > height:
         cut.refuse("pads by more rows than there are")
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low, high = min(max(0, begin - top), height - 1), max(min(height, end - top), 1)
         if begin < top:
             high = max(high, min(border, height))
@@ -337,13 +290,13 @@ def _pad(cut: Cut) -> Rows:
         made = low + top - own[ROWS], high + top + own[ROWS + rank]
         told = {1: own} | ({3: list(range(rank))} if cut.has(3) else {})
         cuts: dict[str, Any] = {"constants": told} if is_input else {"attributes": {"pads": own}}
-        return RowCopy((begin, made[1]), made, {0: (low, high)}, **cuts)
+        return SliceCopy((begin, made[1]), made, {0: (low, high)}, **cuts)
 
     return rows
 
 
 @_rule("Slice", axis=None)
-def _slice(cut: Cut) -> Rows | RowRule:
+def _slice(cut: Cut) -> Rows | Slicing:
     """A part of the rows, or of these each second one, say, and of other axes whatever it takes."""
     starts, ends = cut.setting("starts", 1, 10) or [], cut.setting("ends", 2, 10) or []
     axes = [cut.positive(axis) for axis in cut.setting("axes", 3, 10) or range(len(starts))]
@@ -355,7 +308,7 @@ def _slice(cut: Cut) -> Rows | RowRule:
     if step < 1:
         cut.refuse("takes rows from the last to the first")
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         count = (end - begin - 1) * step + 1
         own = [*starts[:place], 0, *starts[place + 1 :]], [*ends[:place], count, *ends[place + 1 :]]
         told = {index: numbers for index, numbers in enumerate((*own, axes, steps), 1) if cut.has(index)}
@@ -363,13 +316,13 @@ def _slice(cut: Cut) -> Rows | RowRule:
         if cut.opset < 10:
             cuts = {"attributes": {"starts": own[0], "ends": own[1]}}
         low = begin * step + first
-        return RowCopy((begin, end), (begin, end), {0: (low, low + count)}, **cuts)
+        return SliceCopy((begin, end), (begin, end), {0: (low, low + count)}, **cuts)
 
     return rows
 
 
 @_rule("Gather", axis=None)
-def _gather(cut: Cut) -> Rows | RowRule:
+def _gather(cut: Cut) -> Rows | Slicing:
     """Rows by constant numbers; of other axes whatever it takes."""
     if 0 not in cut.axes or cut.positive(cut.integer("axis", 0)) != cut.axis:
         return _row_by_row(cut, True)
@@ -378,10 +331,10 @@ def _gather(cut: Cut) -> Rows | RowRule:
     height = cut.dims(0)[cut.axis]
     picked = [int(row) % height for row in cut.constant(1)]
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         low, high = min(picked[begin:end]), max(picked[begin:end]) + 1
         own = [row - low for row in picked[begin:end]]
-        return RowCopy((begin, end), (begin, end), {0: (low, high)}, constants={1: own})
+        return SliceCopy((begin, end), (begin, end), {0: (low, high)}, constants={1: own})
 
     return rows
 
@@ -392,43 +345,38 @@ def _grid_sample(cut: Cut) -> Rows:
     if len(cut.out()) != 4 or cut.axes.get(1, 1) != 1:
         cut.refuse("takes places that don't come in rows")
     if 1 in cut.axes:
-        return lambda begin, end: RowCopy((begin, end), (begin, end), {1: (begin, end)})
+        return lambda begin, end: SliceCopy((begin, end), (begin, end), {1: (begin, end)})
     cut.constant(1)
-    return lambda begin, end: RowCopy((begin, end), (begin, end), {}, {1: 1})
+    return lambda begin, end: SliceCopy((begin, end), (begin, end), {}, {1: 1})
 
 
-def _joined(cut: Cut) -> RowRule:
+def _joined(cut: Cut) -> Slicing:
     """Images one below the other: of each the rows that are asked for."""
     if len(cut.axes) < len(cut.inputs) or set(cut.axes.values()) != {cut.positive(cut.integer("axis", 1))}:
         cut.refuse("joins rows with those of a constant")
     ends = list(itertools.accumulate(cut.dims(index)[cut.axis] for index in cut.inputs))
 
-    def rows(begin: int, end: int) -> RowCopy:
+    def rows(begin: int, end: int) -> SliceCopy:
         read = {}
         for index, low, high in zip(cut.inputs, [0, *ends], ends, strict=False):
             if max(begin, low) < min(end, high):
                 read[index] = max(begin, low) - low, min(end, high) - low
-        return RowCopy((begin, end), (begin, end), read, without=frozenset(cut.inputs).difference(read))
+        return SliceCopy((begin, end), (begin, end), read, without=frozenset(cut.inputs).difference(read))
 
-    return RowRule(rows, ends[-1], {0: cut.axis}, cut.axes)
+    return Slicing({0: cut.axis}, cut.axes, height=ends[-1], by_rows=rows)
 
 
 @_rule("LRN com.microsoft.nchwc::ReorderInput com.microsoft.nchwc::ReorderOutput", axis=None)
-def _rows_alone(cut: Cut) -> RowRule:
+def _rows_alone(cut: Cut) -> Slicing:
     """Each row as it is; what has its channels last has its rows before its columns."""
     last, is_output = cut.integer("channels_last", 0), cut.node.op_type == "ReorderOutput"
     axis, given = (1 if last and not is_output else ROWS), (1 if last and is_output else ROWS)
     if cut.axes != {0: axis}:
         cut.refuse(f"works on axis {axis}, and its image's rows are axis {cut.axis}")
-    return RowRule(
-        lambda begin, end: RowCopy((begin, end), (begin, end), {0: (begin, end)}),
-        cut.out()[given],
-        {0: given},
-        cut.axes,
-    )
+    return Slicing({0: given}, cut.axes, height=cut.out()[given])
 
 
-def _row_by_row(cut: Cut, in_order: bool) -> RowRule:
+def _row_by_row(cut: Cut, in_order: bool) -> Slicing:
     """What computes each row of its outputs from the same row of its inputs, and of others maybe all."""
     if cut.operator == "Concat" and cut.positive(cut.integer("axis", 1), cut.inputs[0]) == cut.axis:
         return _joined(cut)
@@ -447,10 +395,10 @@ def _row_by_row(cut: Cut, in_order: bool) -> RowRule:
     for index in constants:
         cut.constant(index)  # computed ones aren't cut
 
-    def rows(begin: int, end: int) -> RowCopy:
-        return RowCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
+    def rows(begin: int, end: int) -> SliceCopy:
+        return SliceCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
 
-    return RowRule(rows, height, answer.outputs, images, answer.whole)
+    return Slicing(answer.outputs, images, answer.whole, height=height, by_rows=rows)
 
 
 def row_bytes(value: ir.Value, axis: int) -> int:

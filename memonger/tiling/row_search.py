@@ -10,7 +10,7 @@ before.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
@@ -18,44 +18,30 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.graph.liveness import ALIGNMENT, assign_storage, last_reads, live_bytes
+from memonger.graph.liveness import assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
-from memonger.ir.marks import STRIP, before_chunks, chunk_of
-from memonger.ir.operators import operator_name
+from memonger.ir.marks import before_chunks, chunk_of
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
-from memonger.plan_file import ROWS, ChunkedBand
-from memonger.schedule.decide import decide
+from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
+from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, InSlices, ToSlice, laid_out, working_set_bytes
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
-from memonger.tiling.cutting import Refusal
-from memonger.tiling.rewritten import (
-    MOST_NODES,
-    WORTH,
-    Candidate,
-    InSlices,
-    ToSlice,
-    asked_of,
-    shared,
-    working_set_bytes,
-)
-from memonger.tiling.row_rules import BLOCKED, RowRule, row_bytes, rows_axis
-from memonger.tiling.row_tiles import (
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.row_rules import BLOCKED, row_bytes, rows_axis
+from memonger.tiling.slices import (
     RowBand,
-    RowSlice,
-    axes_of_rows,
-    blocked_values,
+    Slice,
+    axes_of_nodes,
     bounds,
     exits_of,
-    in_row_tiles,
     needs_own,
     row_rules,
     row_slices,
     rows_in,
     slice_rows,
 )
-from memonger.tiling.slice_check import EXACT, CheckedCopy, Elements, SeenAlone, SliceCheck, adds_vectors
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
@@ -84,114 +70,14 @@ FORMS = 6
 BLOCKS_AT_ONCE = 4
 """So many blocks of channels onnxruntime computes together."""
 
-Fitted = Callable[[RowBand, Mapping[ir.Node, RowRule]], RowBand | None]
+Fitted = Callable[[RowBand, Mapping[ir.Node, Slicing]], RowBand | None]
 """From a band and its nodes to a band."""
 
 _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTiles(InSlices):
-    """A model in row tiles.
-
-    Attributes:
-        bands: What runs in slices.
-        job: The model as it was.
-    """
-
-    bands: tuple[RowBand, ...]
-    job: ToSlice
-
-    def described(self) -> tuple[ChunkedBand, ...]:
-        """What runs in slices, for the plan."""
-        nodes, copies = list(self.job.lowered.model.graph), list(self.lowered.model.graph)
-        before, after = self.job.plain.graph, self.solution.graph
-        live = [live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (before, after)]
-        added = [step for step, node in enumerate(copies) if STRIP in node.metadata_props]
-        tiles = [step for step in added if _is_tile(copies[step])]
-        steps = dict[str, list[int]]()
-        for step in tiles:
-            steps.setdefault(before_chunks(copies[step]), []).append(step)
-        records = []
-        for band in self.bands:
-            own = [n for n in range(band.begin, band.end) if str(nodes[n].name) in steps]
-            runs = [step for n in own for step in steps[str(nodes[n].name)]]
-            more = sum(min(runs) <= step <= max(runs) for step in added) - len(own)
-            records.append(
-                ChunkedBand(
-                    axis=ROWS, first=str(nodes[own[0]].name), last=str(nodes[own[-1]].name), nodes=len(own),
-                    slices=(band.slices,), runs=len(runs), bytes_before=int(live[0][band.begin : band.end].max()),
-                    bytes_after=int(live[1][min(runs) : max(runs) + 1].max()),
-                    seconds=more * launch_seconds(self.job.cores),
-                )
-            )  # fmt: skip
-        return (*InSlices.described(self), *records)
-
-    def seen(self, check: SliceCheck) -> SeenAlone:
-        """What was seen of its nodes whole and on slices."""
-        model, seen = self.job.lowered.model, InSlices.seen(self, check)
-        nodes, rules = list(model.graph), row_rules(model)
-        blocked, block = blocked_values(nodes), _block(nodes)
-        copies = {_tile(node): node for node in self.lowered.model.graph if _is_tile(node)}
-
-        def elements(value: ir.Value, rows: tuple[int, int]) -> Elements:
-            return Elements(axes[value], *rows, block if value in blocked else 1)
-
-        for band in self.bands:
-            pairs = zip(nodes[band.begin : band.end], rules[band.begin : band.end], strict=True)
-            tiled_here = {node: rule for node, rule in pairs if isinstance(rule, RowRule)}
-            axes = axes_of_rows(tiled_here)
-            alike = dict[ir.Node, list[CheckedCopy]]()
-            for one in row_slices(tiled_here, bounds(tiled_here, band.rows)):
-                for node, copy in one.tiles:
-                    if operator_name(node) in EXACT:
-                        continue
-                    outputs = {index: value for index, value in enumerate(node.outputs) if value.name}
-                    given = copy.rows[0] - copy.made[0], copy.rows[1] - copy.made[0]
-                    told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
-                    length = given, copy.made[1] - copy.made[0], told, copy.rows if node.op_type in _BY_PLACE else None
-                    read = {i: v for i in copy.inputs if (v := node.inputs[i]) is not None}
-                    begins = ((v, axes[v], copy.inputs[i][0]) for i, v in read.items() if adds_vectors(node))
-                    alike.setdefault(node, []).append(CheckedCopy(
-                        copies[str(node.name), *copy.rows],
-                        length,
-                        {index: elements(value, copy.inputs[index]) for index, value in read.items()},
-                        {index: elements(value, copy.rows) for index, value in outputs.items()},
-                        {index: elements(value, given) for index, value in outputs.items()},
-                        tuple(begin * row_bytes(v, axis) % ALIGNMENT for v, axis, begin in begins),
-                    ))  # fmt: skip
-            for node, own in alike.items():
-                key = "rows", tuple(dict.fromkeys((copy.length, copy.place) for copy in own))
-                result = check.see_copies((model, node), self.lowered.model, own, key)
-                if result.difference:
-                    seen.different[str(node.name)] = result.difference
-                if result.workspace:
-                    seen.workspace.update({str(each.node.name): result.workspace[each.length] for each in own})
-        return seen
-
-    def slices_of(self, names: Iterable[str]) -> dict[str, int]:
-        """In how many slices of rows those of these nodes run that do."""
-        steps = {name: step for step, name in enumerate(self.job.plain.graph.nodes)}
-        places = {name: steps[name] for name in names if name in steps}
-        return {n: band.slices for n, at in places.items() for band in self.bands if band.begin <= at < band.end}
-
-
-_BY_PLACE = frozenset(("Resize", "Upsample"))
-"""Operators that compute with the numbers of rows: other rows of other slices may be rounded otherwise."""
-
-
-def _is_tile(node: ir.Node) -> bool:
-    return "." in node.metadata_props.get(STRIP, "")
-
-
-def _tile(node: ir.Node) -> tuple[str, int, int]:
-    """The node that a copy is of, and its rows."""
-    begin, end = map(int, node.metadata_props[STRIP].split("."))
-    return before_chunks(node), begin, end
-
-
-def _band(begin: int, end: int, nodes: Mapping[ir.Node, RowRule], count: int, cores: int) -> RowBand:
+def _band(begin: int, end: int, nodes: Mapping[ir.Node, Slicing], count: int, cores: int) -> RowBand:
     """A band in about so many slices, which keep so many cores busy; 0: in just so many, if its rows allow that."""
     rows = slice_rows(nodes, count, cores)
     return RowBand(begin, end, len(bounds(nodes, rows)), rows)
@@ -208,10 +94,6 @@ def _idle_share(node: ir.Node, rows: int, cores: int) -> float:
         return 0.0
     pieces = batch * rows * -(-channels // (BLOCKS_AT_ONCE * block_size()))
     return -(-pieces // cores) * cores / pieces - 1
-
-
-def _block(nodes: Sequence[ir.Node]) -> int:
-    return block_size() if any(node.domain == BLOCKED for node in nodes) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,14 +154,14 @@ def _in_long_stretches(job: ToSlice) -> ToSlice:
 
 
 def _in_long_stretch(
-    steps: Sequence[int], nodes: Sequence[ir.Node], rules: Sequence[RowRule | Refusal | None]
+    steps: Sequence[int], nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]
 ) -> list[int]:
     """An order of steps, which run one after the other."""
     before, own, behind = list[int](), list[int](), list[int]()
     order, there = list[int](), set[ir.Node]()
     for step in steps:
         node = nodes[step]
-        if isinstance(rules[step], RowRule):
+        if isinstance(rules[step], Slicing):
             if behind:
                 read = {value for other in behind for value in nodes[other].inputs}
                 also = read.union(value for other in own for value in nodes[other].inputs)
@@ -296,28 +178,6 @@ def _in_long_stretch(
         else:
             before.append(step)
     return [*order, *before, *own, *behind]
-
-
-def tiled(job: ToSlice, bands: Sequence[RowBand], extra: float, packed: int) -> RowTiles:
-    """One candidate, laid out in its written order, with so many more seconds and bytes of packed weights."""
-    model = job.lowered.model
-    rules = zip(model.graph, row_rules(model), strict=True)
-    heights = {str(node.name): rule.height for node, rule in rules if isinstance(rule, RowRule)}
-
-    def part_of(node: ir.Node) -> tuple[str, float]:
-        if not _is_tile(node):
-            return str(node.name), 1.0
-        name, begin, end = _tile(node)
-        return name, (end - begin) / heights[name]
-
-    made = shared(job.lowered, in_row_tiles(model, bands, _block(list(model.graph))), part_of)
-    asked = asked_of(made, model, dataclasses.replace(job.request, budget=None), None, job.device)
-    solution = decide(asked, "none", "file", IN_SLICES)
-    candidate = RowTiles(
-        lowered=made, request=asked, solution=solution, constants=asked.base - job.request.base, extra=extra,
-        sessions=session_bytes(made.model, False) + packed, bands=tuple(bands), job=job,
-    )  # fmt: skip
-    return candidate.within(job.outer)
 
 
 class RowSearch:
@@ -345,7 +205,7 @@ class RowSearch:
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
         self.fitted = fitted
         rules = zip(self.nodes, self.rules, strict=True)
-        self.axes = axes_of_rows({node: rule for node, rule in rules if isinstance(rule, RowRule)})
+        self.axes = axes_of_nodes({node: rule for node, rule in rules if isinstance(rule, Slicing)})
         graph = self.job.plain.graph
         storage = assign_storage(graph)
         self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
@@ -377,9 +237,16 @@ class RowSearch:
                 round(max(part.bytes for part in parts)),
                 session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts),
                 before + more,
-                partial(tiled, self.job, bands, more, packed),
+                partial(self._written, bands, more, packed),
             )
         return self._made[bands]
+
+    def _written(self, bands: Sequence[RowBand], more: float, packed: int) -> InSlices:
+        """One candidate, laid out, with so many more seconds and bytes of packed weights."""
+        job = self.job
+        return laid_out(
+            job, job.lowered, job.plain.graph, self.rules, ROWS, bands, extra=more, packed=packed, effort=IN_SLICES
+        )
 
     def ways(
         self, refused: Mapping[str, int], most: float = math.inf, most_copies: float = MOST_NODES
@@ -424,7 +291,7 @@ class RowSearch:
         whole = [isinstance(rule, Refusal) for rule in self.rules]
         for (is_whole, _), group in itertools.groupby(range(len(whole)), lambda s: (whole[s], chunk_of(self.nodes[s]))):
             own = list(group)
-            if not is_whole and any(isinstance(self.rules[step], RowRule) for step in own):
+            if not is_whole and any(isinstance(self.rules[step], Slicing) for step in own):
                 yield own[0], own[-1] + 1
 
     def _outside(self) -> float:
@@ -463,7 +330,7 @@ class RowSearch:
         workspace = self.workspace[begin:end].max(initial=0.0)
         found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
         nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
-        own = {node: rule for node, rule in nodes.items() if isinstance(rule, RowRule)}
+        own = {node: rule for node, rule in nodes.items() if isinstance(rule, Slicing)}
         exits = exits_of(own)
         if needs_own(own):
             return found
@@ -509,7 +376,7 @@ class RowSearch:
         is_result = np.array([value in self.results for value in values], bool)
         return made, last, number, is_result, np.array([buffer.size for buffer in self.buffers], float)
 
-    def _slice(self, nodes: Mapping[ir.Node, RowRule], band: RowBand) -> tuple[float, float, int]:
+    def _slice(self, nodes: Mapping[ir.Node, Slicing], band: RowBand) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
         count, parts = band.slices, bounds(nodes, band.rows)
         middle = max(0, count // 2 - 1)
@@ -544,7 +411,7 @@ class RowSearch:
             known[value] = row_bytes(value, self.axes[value])
         return known[value]
 
-    def _walked(self, one: RowSlice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
+    def _walked(self, one: Slice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
         """The most bytes that are alive within a slice, and what is cut and joined for it: nodes and bytes."""
         left = dict[ir.Value, int]()
         for node, copy in one.tiles:
@@ -630,7 +497,7 @@ def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -
     if found is not None:
         return found
     rules = row_rules(jobs[-1].lowered.model)
-    heights = [rule.height for rule in rules if isinstance(rule, RowRule)]
+    heights = [rule.height for rule in rules if isinstance(rule, Slicing)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
     elif count > max(heights):

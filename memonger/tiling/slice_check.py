@@ -95,20 +95,29 @@ class CheckedCopy:
 
     Attributes:
         node: The copy.
+        original: Name of the node.
+        share: The part of the node's outputs that it gives.
         length: What tells it from others: of those that are alike one is run.
-        place: Where what it reads begins in the whole, in bytes beyond a multiple of `ALIGNMENT`, where a slice would
-            begin at one: a kernel that adds up vectors may begin otherwise there.
         inputs: What it reads of the node's inputs, of those that are cut.
         outputs: Which elements of the node's outputs it gives.
         given: Which of its own these are; all where nothing is said.
     """
 
     node: ir.Node
+    original: str
+    share: float
     length: Any
     inputs: Mapping[int, Elements]
     outputs: Mapping[int, Elements]
     given: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
-    place: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where what it reads begins in the whole, in bytes beyond a multiple of `ALIGNMENT`.
+
+        A slice of its own begins at one: a kernel that adds up vectors may begin otherwise there.
+        """
+        return tuple(_place(self.node.inputs[index], part) for index, part in self.inputs.items())
 
 
 class SliceCheck:
@@ -132,29 +141,30 @@ class SliceCheck:
         self._whole, self._part = _Memory(), _Memory()
 
     def see(
-        self, whole: tuple[ir.Model, ir.Node], how: Slicing, model: ir.Model,
-        copies: Sequence[tuple[ir.Node, int, int]], size: int,
-    ) -> Seen:  # fmt: skip
-        """What a node gives, and takes, for whole values and on slices of an axis.
+        self,
+        whole: tuple[ir.Model, ir.Node],
+        model: ir.Model,
+        copies: Sequence[CheckedCopy],
+        sums: Collection[int] = (),
+    ) -> Seen:
+        """What a node gives, and takes, for whole values and on slices: of those that are alike the first is run.
 
         Args:
             whole: A model and its node.
-            how: How the node is cut.
-            model: In chunks.
-            copies: Copies of the node in that, with the first element of their slice and the one after its last.
-            size: Elements of the axis.
+            model: The model of the copies.
+            copies: In their order.
+            sums: Outputs that aren't cut: each copy adds to them.
         """
-        read, given = whole[1].inputs, whole[1].outputs
-        made = [
-            CheckedCopy(
-                copy, end - begin, {i: _unit(read[i], axis, begin, end, size) for i, axis in how.inputs.items()},
-                {i: _unit(given[i], axis, begin, end, size) for i, axis in how.outputs.items()},
-                place=tuple(_place(read[i], axis, begin, size) for i, axis in how.inputs.items()),
-            )
-            for copy, begin, end in copies
-        ]  # fmt: skip
-        key = tuple(sorted(how.inputs.items())), tuple(sorted((copy.length, copy.place) for copy in made))
-        return self.see_copies(whole, model, made, key, how.sums)
+        alike = dict.fromkeys((*((i, part.axis) for i, part in c.inputs.items()), c.length, c.place) for c in copies)
+        known = _key(whole[1]), tuple(alike)
+        if known not in self._seen:
+            begin = time.perf_counter()
+            try:
+                self._seen[known] = self._compared(whole, model, copies, sums)
+            except SessionError:
+                self._seen[known] = Seen(math.inf)
+            self._spent.alone += time.perf_counter() - begin
+        return self._seen[known]
 
     def see_shorter(self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int) -> float:
         """The largest difference between what a node gives for whole values and for the beginning of them.
@@ -185,31 +195,8 @@ class SliceCheck:
             self._spent.alone += time.perf_counter() - begin
         return self._seen[known].difference
 
-    def see_copies(
-        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], key: object,
-        sums: Collection[int] = (),
-    ) -> Seen:  # fmt: skip
-        """The same for copies that say what they read and write; of those with one length and place the first is run.
-
-        Args:
-            whole: A model and its node.
-            model: The model of the copies.
-            copies: In their order.
-            key: The same for all that are cut alike.
-            sums: Outputs that aren't cut: each copy adds to them.
-        """
-        known = _key(whole[1]), key
-        if known not in self._seen:
-            begin = time.perf_counter()
-            try:
-                self._seen[known] = self._compared(whole, model, copies, sums)
-            except SessionError:
-                self._seen[known] = Seen(math.inf)
-            self._spent.alone += time.perf_counter() - begin
-        return self._seen[known]
-
     def _compared(
-        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], sums: Collection[int]
+        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy], sums: Collection[int]
     ) -> Seen:
         workspace, most, node = dict[Any, int](), 0.0, whole[1]
         sizes = [math.prod(static_shape(value) or ()) for value in node.inputs if value is not None]
@@ -220,7 +207,7 @@ class SliceCheck:
         return Seen(most, workspace)
 
     def _drawn(
-        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence["CheckedCopy"], sums: Collection[int],
+        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy], sums: Collection[int],
         draw: int, workspace: dict[Any, int],
     ) -> float:  # fmt: skip
         """The largest difference on the random numbers of one draw; what workspace copies took is added."""
@@ -349,11 +336,6 @@ def _normal() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(_NORMAL, np.float32)
 
 
-def adds_vectors(node: ir.Node) -> bool:
-    """Whether a node adds up elements that lie side by side, in an order that may depend on where they begin."""
-    return "Normalization" in node.op_type or node.op_type.startswith(("Reduce", "Softmax"))
-
-
 def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
     """So many elements, written once: `numpy.resize` makes one more copy of them all."""
     result = _bytes(count * numbers.itemsize).view(numbers.dtype)
@@ -369,12 +351,12 @@ def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) ->
     return Elements(axis, begin * unit, end * unit)
 
 
-def _place(value: ir.Value | None, axis: int, begin: int, size: int) -> int:
+def _place(value: ir.Value | None, part: Elements) -> int:
     """Bytes from the last multiple of the alignment to where a slice begins in the whole."""
     shape, dtype = None if value is None else static_shape(value), None if value is None else value.dtype
     if shape is None or dtype is None:
         return 0
-    return begin * (shape[axis] // size) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8 % ALIGNMENT
+    return part.begin * math.prod(shape[part.axis + 1 :]) * part.block * dtype.bitwidth // 8 % ALIGNMENT
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from memonger.ir.save import as_proto, save_model
 from memonger.loops.writer import with_loops
 from memonger.model.load import load
 from memonger.tiling.axes import axes_of
-from memonger.tiling.chunks import Band, SliceStage
+from memonger.tiling.slices import Band, SliceStage
 from tests.support.stock import normal, parse
 
 UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {

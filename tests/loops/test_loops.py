@@ -27,8 +27,8 @@ from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.tiling.axes import Axes, axes_of
-from memonger.tiling.chunks import Band, SliceStage
 from memonger.tiling.cutting import Slicing
+from memonger.tiling.slices import Band, SliceStage
 from tests.support.stock import normal, parse, run_stock, same
 
 

@@ -21,9 +21,8 @@ from memonger.loops.writer import NotInLoopsError
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.tiling.cutting import Refusal
-from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_tiles import RowBand, needs_own, row_rules
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.slices import RowBand, needs_own, row_rules
 from tests.support.image_networks import ImageNetwork
 from tests.support.stock import normal, parse, run_stock, same
 
@@ -155,7 +154,7 @@ def _random_loops(model: onnx.ModelProto, rows: int) -> onnx.ModelProto | None:
     bands = []
     for is_cut, group in itertools.groupby(range(len(nodes)), lambda step: not isinstance(rules[step], Refusal)):
         steps = list(group)
-        own = {nodes[step]: rule for step in steps if isinstance(rule := rules[step], RowRule)}
+        own = {nodes[step]: rule for step in steps if isinstance(rule := rules[step], Slicing)}
         if is_cut and own and not needs_own(own):
             bands.append(RowBand(steps[0], steps[-1] + 1, 0, rows))
     ways: Sequence[list[RowBand]] = [bands, *([band] for band in bands)]

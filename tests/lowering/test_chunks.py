@@ -21,8 +21,9 @@ from memonger.lowering.device_form import device_form
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.tiling.axes import Axes, axes_of
-from memonger.tiling.chunks import Band, SliceStage, chunked, emission
 from memonger.tiling.cutting import Slicing
+from memonger.tiling.slices import Band, SliceStage, emission
+from memonger.tiling.writer import in_slices
 from tests.support import networks
 from tests.support.stock import normal, parse
 
@@ -57,7 +58,7 @@ def _names(model: ir.Model, key: str) -> list[str]:
 
 def _check(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     """The model in chunks: it gives the same bits, is valid, and every value has a shape that is right."""
-    feeds, made = _feeds(model), chunked(model, bands)
+    feeds, made = _feeds(model), in_slices(model, bands).model
     assert [v.name for v in made.graph.inputs] == [v.name for v in model.graph.inputs]
     assert networks.same_bits(_run(made, feeds), _run(model, feeds))
     assert all(v.shape is not None and v.type is not None for node in made.graph for v in node.outputs if v.name)
@@ -124,7 +125,7 @@ def test_copies_are_marked_and_named_and_the_joined_value_keeps_its_name() -> No
     assert _names(made, CHUNK) == ["0.0.0.1", "0.0.1.4"]
     assert _names(made, "key") == ["kept", "kept"]
     assert _names(made, WINDOW) == ["1"] * 3
-    joined = chunked(lowered, [Band({"x": 0}, _stages((0, 2), ((0, 1, 4),)))])
+    joined = in_slices(lowered, [Band({"x": 0}, _stages((0, 2), ((0, 1, 4),)))]).model
     assert [(node.name, node.outputs[0].name) for node in joined.graph][-2:] == [
         ("a.chunk0_4/Concat", "a"),
         ("Mul_y", "y"),
@@ -187,7 +188,7 @@ def test_a_band_that_needs_whole_what_it_cuts_is_refused() -> None:
     model = _block(1, 16)
     axes = axes_of(model, {"x": 1})
     with pytest.raises(PlanError, match=r"'MatMul_scores' \(MatMul\) needs 'kt' whole.*end the band before"):
-        chunked(model, [Band(axes.values, (SliceStage(0, 22, (0, 8, 16)),))])
+        in_slices(model, [Band(axes.values, (SliceStage(0, 22, (0, 8, 16)),))])
 
 
 def test_rows_of_each_sequence_of_a_batch_in_turn() -> None:
@@ -244,21 +245,21 @@ BAD = {
 @pytest.mark.parametrize(("message", "stages"), BAD.items())
 def test_bad_bands_are_named(message: str, stages: list[tuple[SliceStage, ...]]) -> None:
     with pytest.raises(PlanError, match=message):
-        chunked(_unet(), [Band({"x": 0}, each) for each in stages])
+        in_slices(_unet(), [Band({"x": 0}, each) for each in stages])
 
 
 def test_a_value_that_is_not_there_is_named() -> None:
     with pytest.raises(PlanError, match="band 0 cuts 'other', and the model has no such value"):
-        chunked(_unet(), [Band({"x": 0, "other": 0}, (SliceStage(0, 2, HALVES),))])
+        in_slices(_unet(), [Band({"x": 0, "other": 0}, (SliceStage(0, 2, HALVES),))])
 
 
 def test_a_node_that_cannot_be_cut_is_named() -> None:
     text = "g (float[4, 6] x) => (float[4, 6] y) { a = Relu (x) y = Softmax <axis = 0> (a) }"
     model = portable(load(parse(text))).model
     with pytest.raises(PlanError, match=r"node 'Softmax_y' \(Softmax\) reduces over axis 0\."):
-        chunked(model, [Band({"x": 0}, (SliceStage(0, 2, (0, 2, 4)),))])
+        in_slices(model, [Band({"x": 0}, (SliceStage(0, 2, (0, 2, 4)),))])
     with pytest.raises(PlanError, match=r"band 0 cuts 'a' along axis 1, and node 'Relu_a' .* gives slices of axis 0"):
-        chunked(model, [Band({"x": 0, "a": 1}, (SliceStage(0, 1, (0, 2, 4)),))])
+        in_slices(model, [Band({"x": 0, "a": 1}, (SliceStage(0, 1, (0, 2, 4)),))])
 
 
 class _Random:
@@ -343,7 +344,7 @@ def _end(model: ir.Model, axes: Axes, begin: int) -> int:
     """Where the longest band ends that begins at this node."""
     for end in range(model.graph.num_nodes(), begin, -1):
         with suppress(PlanError):
-            chunked(model, [Band(axes.values, (SliceStage(begin, end, (0, axes.size)),))])
+            in_slices(model, [Band(axes.values, (SliceStage(begin, end, (0, axes.size)),))])
             return end
     return begin + 1
 
@@ -367,6 +368,6 @@ def test_random_models_in_random_chunks_give_the_same_bits(data: st.DataObject) 
             bands.append(Band(axes.values, _stages(cuts, [sorted(each) for each in bounds])))
         begin = end
     feeds = {"x": np.random.default_rng(0).integers(-1, 2, (4, 6, 4)).astype(np.float32)}
-    made = chunked(model, bands)
+    made = in_slices(model, bands).model
     onnx.checker.check_model(_proto(made), full_check=True)
     assert networks.same_bits(_run(made, feeds), _run(model, feeds))

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
-from memonger.tiling.products import joined_products
+from memonger.tiling.joining import joined_products
 from tests.support import networks
 from tests.support.stock import normal, parse
 

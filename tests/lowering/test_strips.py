@@ -19,11 +19,11 @@ from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.plan_records import Spent
-from memonger.tiling.cutting import Refusal
-from memonger.tiling.row_rules import RowRule
-from memonger.tiling.row_search import RowTiles
-from memonger.tiling.row_tiles import RowBand, exits_of, in_row_tiles, needs_own, row_rules, rows_in
+from memonger.tiling.candidates import InSlices
+from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
+from memonger.tiling.slices import RowBand, exits_of, needs_own, row_rules, rows_in
+from memonger.tiling.writer import in_slices
 from tests.support import networks
 from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge
 from tests.support.one_node_executor import run_poisoned
@@ -45,13 +45,13 @@ def _in_strips(data: st.DataObject, chain: ImageNetwork) -> None:
     begin = data.draw(st.integers(0, len(rules) - 1))
     most = next((n for n in range(begin, len(rules)) if isinstance(rules[n], Refusal)), len(rules))
     end = data.draw(st.integers(begin, most))
-    tiled = {n: rule for n, rule in list(zip(model.graph, rules, strict=True))[begin:end] if isinstance(rule, RowRule)}
+    tiled = {n: rule for n, rule in list(zip(model.graph, rules, strict=True))[begin:end] if isinstance(rule, Slicing)}
     if not tiled or needs_own(tiled):
         return
     heights = [rows_in(value, tiled) for value in exits_of(tiled)]
     rows, height = min(heights), max(heights)
     count = data.draw(st.integers(2, min(6, rows)))
-    made = in_row_tiles(model, [RowBand(begin, end, count, -(-height // count))], 1)
+    made = in_slices(model, [RowBand(begin, end, count, -(-height // count))]).model
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     copies: dict[str, list[tuple[int, int]]] = {}
     for node in made.graph:
@@ -257,7 +257,7 @@ def test_an_image_lower_than_a_window_is_cut_all_the_same() -> None:
     text = "g (float[1, 1, 3, 8] x) => (float[1, 1, 3, 8] y) { y = Conv <pads = [3, 3, 3, 3]> (x, w) }"
     model = parse(text, opset=20, ir_version=10)
     model.graph.initializer.append(numpy_helper.from_array(normal(1, 1, 1, 7, 7), "w"))
-    made = in_row_tiles(portable(load(model)).model, [RowBand(0, 1, 3, 1)], 1)
+    made = in_slices(portable(load(model)).model, [RowBand(0, 1, 3, 1)]).model
     feeds = {"x": normal(2, 1, 1, 3, 8)}
     whole = networks.run_stock(networks.stock(model), feeds)
     np.testing.assert_allclose(_run(made, feeds)["y"], whole["y"], rtol=1e-5, atol=1e-5)
@@ -267,11 +267,11 @@ def test_other_bits_in_strips_are_refused_unless_allowed(monkeypatch: pytest.Mon
     """A node that gives other bits stays whole; with leave it doesn't, and a note says so."""
     (band,) = _plan(_unet(), chunks="strips:4").chunks
 
-    def seen(tiles: RowTiles, _: object) -> SeenAlone:
-        own = [tiles.job.plain.graph.nodes[one.begin : one.end] for one in tiles.bands]
+    def seen(tiles: InSlices, *_: object) -> SeenAlone:
+        own = [tiles.graph.nodes[one.begin : one.end] for one in tiles.bands]
         return SeenAlone({band.last: 1e-7} if any(band.last in names for names in own) else {})
 
-    monkeypatch.setattr(RowTiles, "seen", seen)
+    monkeypatch.setattr(InSlices, "seen", seen)
     assert band.last not in {one.last for one in _plan(_unet(), chunks="strips:4").chunks}
     assert "by up to 1.0e-07" in _plan(_unet(), chunks="strips:4", allow_rounding=True).notes[-1]
 

@@ -11,8 +11,9 @@ from memonger.errors import PlanError
 from memonger.ir.operators import operator_name
 from memonger.ir.parts import elements
 from memonger.tiling.axes import NEVER_EMPTY, axes_of, slicing
-from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import RULES, Refusal, Slicing
+from memonger.tiling.slices import Band, SliceStage
+from memonger.tiling.writer import in_slices
 from tests.support import networks
 from tests.support.axis_examples import CASES, Case
 from tests.support.stock import parse
@@ -53,7 +54,7 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
             _again(model, f"{index}.{axis}")
             bounds = tuple(sorted({0, 1, dims[axis] // 2, dims[axis]}))
             bands.append(Band({str(value.name): axis}, (SliceStage(len(bands) + 1, len(bands) + 2, bounds),)))
-    results = networks.stock(ir.to_proto(chunked(model, bands)), "ORT_DISABLE_ALL").run(None, feeds)
+    results = networks.stock(ir.to_proto(in_slices(model, bands).model), "ORT_DISABLE_ALL").run(None, feeds)
     wholes = results[: len(case.outputs)] * len(bands)
     for joined, whole in zip(results[len(case.outputs) :], wholes, strict=True):
         assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype)
@@ -95,7 +96,7 @@ def test_slices_end_with_an_axis_that_is_shorter_than_planned(case: Case) -> Non
 
 
 def _run(model: ir.Model, feeds: dict[str, np.ndarray], band: Band | None) -> list[np.ndarray]:
-    made = model.clone() if band is None else chunked(model, [band], is_ranged=True)
+    made = model.clone() if band is None else in_slices(model, [band], is_ranged=True).model
     for value in (*made.graph.inputs, *made.graph.outputs, *(v for node in made.graph for v in node.outputs)):
         value.shape = None
     return networks.stock(ir.to_proto(made), "ORT_DISABLE_ALL").run(None, feeds)

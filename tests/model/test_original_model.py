@@ -17,7 +17,7 @@ from memonger.loops.writer import with_loops
 from memonger.model import original_model
 from memonger.model.load import load, load_as_is
 from memonger.tiling.axes import axes_of
-from memonger.tiling.chunks import Band, SliceStage
+from memonger.tiling.slices import Band, SliceStage
 from tests.support.stock import normal, parse
 
 

@@ -15,7 +15,7 @@ from onnx import helper
 
 import memonger
 from memonger.devices import CPU
-from memonger.graph import session_memory
+from memonger.graph import costs, session_memory
 from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
@@ -24,8 +24,8 @@ from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
+from memonger.tiling.candidates import Candidate, InSlices
 from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
-from memonger.tiling.rewritten import Candidate
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -332,13 +332,13 @@ def test_chunks_whose_sessions_take_more_than_they_save_are_left_out() -> None:
 
 
 def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, ways = chunking._tried, []
+    write, ways = chunking._written, []
 
-    def noted(job: Any, axis: Any, bands: Any) -> chunking.Chunking:
+    def noted(job: Any, axis: Any, bands: Any) -> InSlices:
         ways.append((sum(chunking._at_least(job, axis, bands)), write(job, axis, bands)))
         return ways[-1][1]
 
-    monkeypatch.setattr(chunking, "_tried", noted)
+    monkeypatch.setattr(chunking, "_written", noted)
     monkeypatch.setattr(chunking, "NEXT_TO", 100.0)
     assert plan(convolutions(64), max_overhead=10.0).chunks
     assert len(ways) > 3
@@ -376,17 +376,74 @@ def test_only_candidates_that_may_be_chosen_are_written(room: int, chosen: str, 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (["X86_V3", "X86_V4"], chunk_times.WITH_AVX512),
-        (["AVX2", "AVX512F", "AVX512CD"], chunk_times.WITH_AVX512),
-        (["X86_V3", "AVX2"], chunk_times.WITHOUT_AVX512),
-        (["NEON", "ASIMD"], chunk_times.WITHOUT_AVX512),
-        (None, chunk_times.WITHOUT_AVX512),
+        (["X86_V3", "X86_V4"], costs.WITH_AVX512),
+        (["AVX2", "AVX512F", "AVX512CD"], costs.WITH_AVX512),
+        (["X86_V3", "AVX2"], costs.WITHOUT_AVX512),
+        (["NEON", "ASIMD"], costs.WITHOUT_AVX512),
+        (None, costs.WITHOUT_AVX512),
     ],
 )
 def test_rates_are_the_processors(
-    found: list[str] | None, expected: chunk_times.Rates, monkeypatch: pytest.MonkeyPatch
+    found: list[str] | None, expected: costs.Rates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numpy lists what the processor has that it uses, by names that changed with its version 2.4."""
     config = {} if found is None else {"SIMD Extensions": {"baseline": ["SSE"], "found": found}}
     monkeypatch.setattr(np, "show_config", lambda mode: config)
-    assert chunk_times.rates.__wrapped__() == expected
+    assert costs.rates.__wrapped__() == expected
+
+
+def test_without_a_device_slices_are_chosen_by_what_operators_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = convolutions(32)
+    options: dict[str, Any] = {"mode": "inference", "device": "none", "max_overhead": 1e9}
+    whole, made = (memonger.search_plan(model, chunks=chunks, **options) for chunks in ("off", "auto"))
+    assert made.chunks
+    assert made.arena_bytes < whole.arena_bytes / 2
+    feeds = feeds_of(model)
+    assert networks.same_bits(memonger.Session(made).run(feeds), memonger.Session(whole).run(feeds))
+    made.save(tmp_path / "plan.onnx")
+    assert [node.op_type for node in memonger.unplan(tmp_path / "plan.onnx").ir.graph] == [
+        node.op_type for node in model.graph.node
+    ]
+    assert not memonger.search_plan(model, budget=whole.total_bytes, **options).chunks
+    monkeypatch.setattr(chunking.onnxruntime, "is_available", lambda: False)
+    assert not memonger.search_plan(model, **options).chunks
+    with pytest.raises(memonger.PlanError, match="found out with onnxruntime, which isn't installed"):
+        memonger.search_plan(model, chunks=4, **options)
+
+
+def recurrent(width: int = 8) -> onnx.ModelProto:
+    """What is kept is read by a product and added up; what becomes of it is read again."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
+        helper.make_node("MatMul", ["h", "w1"], ["b"], name="before"),
+        helper.make_node("Add", ["a", "b"], ["c"], name="sum"),
+        helper.make_node("Tanh", ["c"], ["next"], name="next"),
+        helper.make_node("MatMul", ["next", "w1"], ["d"], name="second"),
+        helper.make_node("Mul", ["d", "h"], ["y"], name="gate"),
+        helper.make_node("Add", ["total", "y"], ["sums"], name="sums"),
+    ]
+    shape, weights = [BATCH, 16, width], {f"w{n}": normal(n, width, width) / 8 for n in range(2)}
+    results = dict.fromkeys(("y", "next", "sums"), shape)
+    return networks.model_of(nodes, dict.fromkeys(("x", "h", "total"), shape), results, **weights)
+
+
+@pytest.mark.parametrize("width", [8, 512])
+def test_a_state_goes_with_chunks(width: int, tmp_path: Path) -> None:
+    """Wide products would pack their weights again: they share sessions, but where a state is kept."""
+    model, state = recurrent(width), {"h": "next", "total": "sums"}
+    made, stateless = plan(model, chunks=4, state=state), plan(model, chunks=4)
+    assert made.chunks
+    made.save(tmp_path / "plan.onnx")
+    session, stock = memonger.Session(tmp_path / "plan.onnx"), networks.stock(model)
+    kept = {name: np.zeros((BATCH, 16, width), np.float32) for name in state}
+    for run in range(3):
+        x = {"x": normal(run, BATCH, 16, width)}
+        results, expected = session.run(x), networks.run_stock(stock, {**x, **kept})
+        assert networks.same_bits(results, {name: expected[name] for name in results})
+        kept = {old: expected[new] for old, new in state.items()}
+    assert networks.same_bits(session.state_dict(), kept)
+    if width > 8:
+        with pytest.raises(memonger.SessionError, match=r"share sessions, which keep no state: make the plan with it"):
+            memonger.Session(stateless, state=state)

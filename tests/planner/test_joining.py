@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from memonger.lowering.lowered import portable
 from memonger.tiling import joining
-from memonger.tiling.products import JoinedProduct, joined_products
+from memonger.tiling.joining import JoinedProduct, joined_products
 from tests.support.stock import normal, parse
 from tests.support.training_models import trained
 

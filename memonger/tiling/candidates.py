@@ -1,0 +1,352 @@
+"""What is to run in slices, and the slices that it may run in: written, laid out, and checked."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+
+from memonger.allocation import EFFORT
+from memonger.devices import Device
+from memonger.graph.graph import Graph
+from memonger.graph.liveness import Storage, assign_storage, live_bytes
+from memonger.graph.session_memory import session_bytes, shares_sessions
+from memonger.ir.marks import AGAIN, STRIP, chunk_of, own_node
+from memonger.ir.operators import operator_name
+from memonger.ir.training_roles import Training
+from memonger.lowering.lowered import Calibration, Lowered
+from memonger.model import kept_state
+from memonger.plan import graph_of, parameter_bytes
+from memonger.plan_file import ROWS, ChunkedBand
+from memonger.schedule import Request
+from memonger.schedule.decide import decide
+from memonger.schedule.solution import Solution
+from memonger.shapes.ranges import DimRange
+from memonger.shapes.sizes import SizesError
+from memonger.tiling.axes import shapes_at_points
+from memonger.tiling.chunk_times import NodeWork, launch_seconds, run_seconds, seconds_of, work_of
+from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.slice_check import EXACT, CheckedCopy, SeenAlone, SliceCheck
+from memonger.tiling.slices import Band, RowBand
+from memonger.tiling.writer import in_slices
+
+MOST_NODES = 30_000
+"""Nodes that slices may add: more take minutes to plan and load."""
+
+UNSURE = 1.05
+"""Estimates of what slices take at least are up to so many times what they take."""
+
+WORTH = 0.95
+"""Slices that save less than a twentieth aren't worth a plan that is harder to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToSlice:
+    """What is to run in slices: the model in the order of its plan, what is asked of it, its layout, and the device.
+
+    ``cores`` is how many it runs on, ``works`` what its nodes do, by name, ``training`` the roles of a training step's
+    inputs and outputs, ``ranges`` its dimensions with a range of sizes, ``outer`` the slices that it runs in already.
+    """
+
+    lowered: Lowered
+    request: Request
+    plain: Solution
+    device: Device
+    cores: int
+    works: Mapping[str, NodeWork]
+    training: Training | None = None
+    ranges: Mapping[str, DimRange] = field(default_factory=dict)
+    outer: "InSlices | None" = None
+
+    @property
+    def runs_in_one(self) -> bool:
+        """Whether slices have no sessions to share, as with ranges of sizes or a state."""
+        return bool(self.ranges) or kept_state.KEY in self.lowered.model.metadata_props
+
+    def again(self, outer: "InSlices") -> "ToSlice":
+        """The model in slices, which are to run in slices themselves."""
+        works = {str(node.name): self.works.get(str(node.name)) or work_of(node) for node in outer.lowered.model.graph}
+        return dataclasses.replace(
+            self, lowered=outer.lowered, request=outer.request, plain=outer.solution, works=works, outer=outer
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSlices:
+    """A model in slices.
+
+    Attributes:
+        lowered: The model with a copy of each node for every slice, in the order that they run.
+        request: What is asked of it: its graph.
+        solution: Its layout.
+        constants: Bytes of slices of constants, and of the numbers that cut.
+        extra: Seconds beyond those of the model as it was, by the constants of `memonger.tiling.chunk_times`.
+        sessions: About the bytes that sessions take of the process: each copy of a node is one more.
+        before: The model as it was, in the order that the bands' steps count.
+        graph: Of that.
+        how: How each of its nodes is cut.
+        axis: The number of the axis: of inputs; `ROWS`; -1: each band of a training step has axes of its own.
+        size: Parts of the finest cut; 0 where that is by rows.
+        bands: What runs in slices.
+        copies: Of each band the copies of nodes.
+        each_node: Seconds that a copy of a node takes however little it does.
+        each_run: Seconds that a run of a chunk takes beside its nodes.
+        notes: What the user should know.
+        outer: The slices that these are slices of; None where they are the model's own.
+    """
+
+    lowered: Lowered
+    request: Request
+    solution: Solution
+    constants: int
+    extra: float
+    sessions: int
+    before: Lowered
+    graph: Graph
+    how: Sequence[Slicing | Refusal | None]
+    axis: int
+    size: int
+    bands: Sequence[Band | RowBand]
+    copies: tuple[tuple[CheckedCopy, ...], ...]
+    each_node: float
+    each_run: float
+    notes: tuple[str, ...] = ()
+    outer: "InSlices | None" = None
+
+    def described(self) -> tuple[ChunkedBand, ...]:
+        """What runs in slices, for the plan."""
+        records = [] if self.outer is None else list(self.outer.described())
+        before, after = (
+            live_bytes(assign_storage(graph).buffers, len(graph.nodes)) for graph in (self.graph, self.solution.graph)
+        )
+        nodes = list(self.lowered.model.graph)
+        step_of = {node: step for step, node in enumerate(nodes)}
+        for band, copies in zip(self.bands, self.copies, strict=True):
+            if not copies:
+                continue
+            steps, own = sorted(step_of[copy.node] for copy in copies), {copy.original for copy in copies}
+            cut = [name for name in self.graph.nodes[band.begin : band.end] if name in own]
+            runs = sum(1 for _ in itertools.groupby(chunk_of(nodes[step]) for step in steps))
+            if self.axis == ROWS:  # what cuts and joins for later slices stands between the copies
+                steps = [n for n in range(steps[0], steps[-1] + 1) if STRIP in nodes[n].metadata_props]
+            axis, value = self.axis, ""
+            if isinstance(band, Band) and axis < 0:  # it is named by a parameter that it cuts, or its largest value
+                size_of = dict(zip(self.graph.values, self.graph.sizes, strict=True))
+                updated = {self.graph.values[old] for pairs in self.graph.updates for old, _ in pairs}
+                value = max(band.axes, key=lambda name: (name in updated, size_of.get(name, 0)))
+                axis = band.axes[value]
+            records.append(
+                ChunkedBand(
+                    axis=axis, value=value, first=cut[0], last=cut[-1], nodes=len(cut), slices=band.counts,
+                    runs=len(copies), bytes_before=int(before[band.begin : band.end].max()),
+                    bytes_after=int(after[steps].max()),
+                    seconds=(len(steps) - len(cut)) * self.each_node + runs * self.each_run,
+                )
+            )  # fmt: skip
+        return tuple(records)
+
+    def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
+        """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
+        seen = SeenAlone() if self.outer is None else self.outer.seen(check)
+        copies, model = dict[str, list[CheckedCopy]](), self.before.model
+        for copy in itertools.chain.from_iterable(self.copies):
+            copies.setdefault(copy.original, []).append(copy)
+        for node, how in zip(model.graph, self.how, strict=True):
+            own = copies.get(str(node.name), ())
+            if not own or not isinstance(how, Slicing) or operator_name(node) in EXACT:
+                continue
+            result = check.see((model, node), self.lowered.model, own, how.sums)
+            difference = result.difference
+            if lengths and not difference:
+                slices = [(chunk.begin, chunk.end) for copy in own if (chunk := chunk_of(copy.node)) is not None]
+                shorter = _shorter(slices, lengths)
+                difference = check.see_shorter((model, node), how, shorter, self.size) if shorter else 0.0
+            if difference:
+                seen.different[str(node.name)] = difference
+            if result.workspace:
+                seen.workspace.update({str(copy.node.name): result.workspace[copy.length] for copy in own})
+        return seen
+
+    def uneven(self, ranges: Mapping[str, DimRange]) -> set[str]:
+        """Nodes whose copies, by rules, don't give their slice of the whole at some size; all where nothing is told."""
+        copies = list(itertools.chain.from_iterable(self.copies))
+        whole, found = shapes_at_points(self.before.model, ranges), set[str]()
+        try:
+            made = shapes_at_points(self.lowered.model, ranges)
+        except SizesError:
+            return {copy.original for copy in copies}
+        of_name = {str(node.name): node for node in self.before.model.graph}
+        for copy in copies:
+            for index, part in copy.outputs.items():
+                value = of_name[copy.original].outputs[index].name
+                for own, of_all in zip(made, whole, strict=True):
+                    shape, given, axis = of_all[str(value)], own[str(copy.node.outputs[index].name)], part.axis
+                    length = 0 if shape is None else shape[axis]
+                    wanted = min(length, part.end) - min(length, part.begin)
+                    if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
+                        found.add(copy.original)
+        return found
+
+    def slices_of(self, names: Iterable[str]) -> dict[str, int]:
+        """In how many slices of rows those of these nodes run that do."""
+        if self.axis != ROWS:
+            return {}
+        bands = zip(self.bands, self.copies, strict=True)
+        count_of = {copy.original: band.counts[0] for band, copies in bands for copy in copies}
+        return {name: count_of[name] for name in names if name in count_of}
+
+    @property
+    def recomputed(self) -> float:
+        """Estimated seconds of what runs again."""
+        return math.fsum(cost for again, cost in zip(self.graph.again, self.graph.costs, strict=True) if again)
+
+    @property
+    def total(self) -> int:
+        """Bytes of arena and workspace, and of what is added to the constants."""
+        return self.solution.total_bytes + self.constants
+
+    @property
+    def with_sessions(self) -> int:
+        """The same with sessions."""
+        return self.total + self.sessions
+
+
+FEW = 4
+"""Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
+for few rows kernels take other paths."""
+
+
+def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
+    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
+    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
+    least = min(end - begin for begin, end in slices)
+    wholes = [length for length in lengths[:-1] if length > least]
+    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
+    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
+
+
+def laid_out(
+    job: ToSlice, before: Lowered, graph: Graph, how: Sequence[Slicing | Refusal | None], axis: int,
+    bands: Sequence[Band | RowBand], *, size: int = 0, extra: float | None = None,
+    once: float = 0.0, packed: int = 0, effort: int = EFFORT,
+) -> InSlices:  # fmt: skip
+    """A model in slices, laid out in its written order.
+
+    Args:
+        job: What it is a model of.
+        before: The model in the order that the bands' steps count.
+        graph: Of that.
+        how: How each of its nodes is cut.
+        axis: See `InSlices`.
+        bands: What is to run in slices.
+        size: See `InSlices`.
+        extra: About how much longer it takes; None: what that is by its copies.
+        once: Seconds that it takes as it is, for that.
+        packed: Bytes of weights that sessions pack again.
+        effort: Of the layout.
+    """
+    written, trains = in_slices(before.model, bands, bool(job.ranges)), job.training is not None
+    shares = {str(copy.node.name): copy.share for copies in written.copies for copy in copies}
+
+    def part_of(node: ir.Node) -> tuple[str, float]:
+        name = str(node.name)
+        return (own_node(node) if name in shares or AGAIN in node.metadata_props else name), shares.get(name, 1.0)
+
+    made = shared(before, written.model, part_of)
+    asked = asked_of(made, before.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
+    solution = decide(asked, "none", "file", effort)
+    if extra is None:
+        working_set = working_set_bytes(solution.graph, assign_storage(solution.graph))
+        extra = seconds_of(made.model, working_set, job.cores, trains, job.works) - once
+    constants, outer = asked.base - job.request.base, job.outer
+    return InSlices(
+        lowered=made, request=asked, solution=solution, before=before, graph=graph, how=how, axis=axis, size=size,
+        bands=bands, copies=written.copies, sessions=session_bytes(made.model, trains) + packed,
+        constants=constants + (0 if outer is None else outer.constants), outer=outer,
+        extra=extra + (0.0 if outer is None else outer.extra), each_node=launch_seconds(job.cores),
+        each_run=run_seconds(axis != ROWS and not trains and shares_sessions(made.model), job.cores),
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class Candidate:
+    """Slices that a model may run in. They are written and laid out when somebody looks at them.
+
+    Attributes:
+        needed: About the bytes of arena and workspace that it takes at least: up to `UNSURE` times as many.
+        sessions: About the bytes that sessions take.
+        seconds: About how much longer it takes.
+        write: Gives the model in these slices, laid out.
+    """
+
+    needed: int
+    sessions: int
+    seconds: float
+    write: Callable[[], InSlices]
+
+    @property
+    def least(self) -> int:
+        """About the bytes that it takes at least, sessions included."""
+        return self.needed + self.sessions
+
+    @cached_property
+    def written(self) -> InSlices:
+        """The model in these slices, laid out."""
+        return self.write()
+
+
+Candidates = Sequence[Candidate]
+"""Along one axis of a model, the finest first."""
+
+
+def working_set_bytes(graph: Graph, storage: Storage) -> list[float]:
+    """Bytes alive at each step that nodes may read again: an output that nobody reads takes no room in the cache."""
+    moves = zip(graph.reads, graph.subviews, graph.views, strict=True)
+    read = {storage.of_value[value] for reads, windows, views in moves if not (windows or views) for value in reads}
+    unread = {storage.of_value[value] for value in graph.outputs} - read
+    buffers = [buffer for number, buffer in enumerate(storage.buffers) if number not in unread]
+    return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
+
+
+def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[str, float]]) -> Lowered:
+    """The model in slices, with each copy's share of what was measured of its node.
+
+    Args:
+        lowered: The model.
+        made: The same in slices.
+        part_of: Of a node of that the one that it is a copy of, and the part of it that it computes.
+    """
+    measured = lowered.calibration
+    if measured is None:
+        return dataclasses.replace(lowered, model=made)
+    seconds, workspace = dict[str, float](), dict[str, int]()
+    for node in made.graph:
+        name, part = part_of(node)
+        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * part
+        if needed := measured.workspace.get(name, 0):
+            workspace[str(node.name)] = math.ceil(needed * part)
+    calibration = dataclasses.replace(measured, seconds=seconds, workspace=workspace)
+    return dataclasses.replace(lowered, model=made, calibration=calibration)
+
+
+def asked_of(
+    made: Lowered, before: ir.Model, request: Request, roles: Training | None, device: Device,
+    ranges: Mapping[str, DimRange] | None = None,
+) -> Request:  # fmt: skip
+    """The same as was asked of the model before, without its marks: what they name may be there no more.
+
+    Args:
+        made: The model, with what was measured of its nodes.
+        before: The model that the request is of.
+        request: What is asked of that.
+        roles: A training step's.
+        device: The plan's.
+        ranges: Sizes that it is asked for; none: the largest alone, which the model has.
+    """
+    measured = made.calibration or Calibration(None, {})
+    graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges or {})
+    base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
+    return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)
