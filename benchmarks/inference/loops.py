@@ -7,7 +7,6 @@ bit. A network that gains nothing has the reason.
 """
 
 import argparse
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet12
 
 TABLE = Table(
     "network<19", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f", "forecast>9.2f",
-    "after>6.2f", "seconds>8.0f", "slices<16",
+    "after>6.2f", "seconds>8.0f", "slices<16", missing="-",
 )  # fmt: skip
 
 
@@ -58,7 +57,7 @@ def row(name: str, write: Callable[[Path], None], batch: int) -> tuple[str, floa
     assert before.seconds is not None
     assert after.seconds is not None
     memory, took = _run(after) / _run(before), after.seconds / before.seconds
-    slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops)
+    slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops) or "none"
     line = TABLE.row(
         name, (before.loaded_bytes or 0) / MIB, (after.loaded_bytes or 0) / MIB, _run(before) / MIB, _run(after) / MIB,
         memory, took, _forecast(before), _forecast(after), time.perf_counter() - begin, slices,
@@ -70,9 +69,9 @@ def _run(footprint: Footprint) -> int:
     return max(1, footprint.run_bytes or 0)
 
 
-def _forecast(footprint: Footprint) -> float:
-    """What a run was expected to take, as a part of what it took."""
-    return (footprint.expected.run_bytes if footprint.expected else math.nan) / _run(footprint)
+def _forecast(footprint: Footprint) -> float | None:
+    """What a run was expected to take, as a part of what it took; None where that isn't known."""
+    return None if footprint.expected is None else footprint.expected.run_bytes / _run(footprint)
 
 
 def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:

@@ -51,12 +51,18 @@ def allocated_bytes(
 def _frame(
     graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, is_body: bool = False
 ) -> Frame:
-    """What a run of a graph asks for; what a body writes, the node around it has asked for."""
+    """What a run of a graph asks for; what a body writes, the node around it has asked for.
+
+    A body that reads anything but tensors gets no block.
+    """
     nodes = list(graph)
     if not as_written:
         nodes = [nodes[number] for number in default_order(nodes)]
     planned, outputs = _Allocations(graph, nodes).buffers()
     single, bodies = [] if is_body else outputs, dict[int, list[tuple[Frame, int]]]()
+    made = {value for node in nodes for value in node.outputs}
+    if is_body and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
+        planned, single = [], [*planned, *single]
     for step, node in enumerate(nodes):
         if workspace is None:
             pieces = kernels.workspace(node, threads)

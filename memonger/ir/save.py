@@ -137,7 +137,10 @@ def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: 
 def _write_with_data(
     model: ir.Model, path: Path, kept: Kept, pack: Pack | None, finish: Callable[[ir.Model], object]
 ) -> None:
-    """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count."""
+    """Write weights to ``<name>.<digest>.data``, then the model that refers to them: one rename makes both count.
+
+    Of weights with the same bytes, as two graphs of a model may have them, the file has one.
+    """
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
             writer = _FileWriter(target)
@@ -183,11 +186,18 @@ class _FileWriter:
 
     def __init__(self, target: BinaryIO) -> None:
         self._target, self.digest = target, hashlib.sha256()
+        self._there = dict[str, int]()
 
     def weight(self, tensor: ir.TensorProtocol) -> tuple[int, str]:
-        """Write a tensor; returns where it begins, and a digest of its content."""
+        """Write a tensor, unless the same bytes are there already; returns where they begin, and a digest of them."""
         self.digest.update(str(tensor.name).encode())
-        return self._write(content(tensor), tensor.nbytes)
+        end = self._target.tell()
+        begin, digest = self._write(content(tensor), tensor.nbytes)
+        there = self._there.setdefault(digest, begin)
+        if there != begin:
+            self._target.seek(end)
+            self._target.truncate()
+        return there, digest
 
     def copy(self, copy: Copy) -> Packed:
         """Write a packed copy."""

@@ -23,6 +23,7 @@ from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
+from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.rows import in_steady_slices, with_row_loops
 from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, with_loops
@@ -64,6 +65,9 @@ UNSURE = 0.15
 
 WORTH = 0.9
 """What takes more than so much of the memory of a run isn't worth another file."""
+
+LEAST = 256 << 10
+"""Bytes that a run has to take less: what a process's memory differs by without reason."""
 
 TURNS, TURN_SECONDS = 4, 0.3
 """Turns of each process, and about how long one takes."""
@@ -125,7 +129,8 @@ class Shrunk:
 
     Attributes:
         model: The model, in standard operators.
-        loops: What runs in them, in order; a loop with fewer slices surrounds those before it of the same band.
+        loops: What runs in them, in order; a loop with fewer slices surrounds those before it of the same band. None
+            where its nodes stand in a branch (`memonger.loops.branch`) and run as they did.
         before: What the model takes as it was.
         after: What it takes now.
         notes: What there is to say of it.
@@ -225,25 +230,22 @@ def shrink(
     found = [each for axis in axes for each in _candidates(axis, cores, open_size)]
     if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
         found += _in_rows(search.job)
-    if not axes and not found:
-        raise PlanError(f"{job.source.name} can't run in loops: {_why_not(job.lowered.model)}.")
     if target is not None and not TARGETS[target].nests:
         found = [each for each in found if not each.is_nested]
-    found = [each for each in found if each.bytes <= WORTH * whole]
-    if not found:
-        raise PlanError(f"{job.source.name} gains nothing in loops: what can run in slices needs as much memory whole.")
-    once = search.seconds
+    less, once = [each for each in found if each.bytes <= WORTH * whole], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
-    found = sorted((c for c in found if c.seconds <= limit), key=_need)
+    fast = sorted((c for c in less if c.seconds <= limit), key=_need)
+    why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
+    original, found = load_as_is(source).ir, fast
+    if (target is None or TARGETS[target].branches) and can_be_in_branch(original):
+        write = partial(_in_order, source) if open_size else lambda: job.lowered.model
+        as_it_is = _Candidate(whole, 0.0, write, ())
+        found = [replace(each, write=partial(_in_branch, each.write)) for each in (*found, as_it_is)]
     if not found:
-        given = option("max_overhead", max_overhead)
-        raise PlanError(
-            f"{job.source.name} gains nothing in loops: all are estimated to take longer than {given} allows."
-        )
+        raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    if not check:  # nothing is measured, and forecasts are closer than estimates
-        forecasts = sorted((_forecast(each, shapes, cores) for each in found[:TRIED]), key=_need)
-        made = _unchecked([*forecasts, *found[TRIED:]], job.source.name)
+    if not check:
+        made = _unchecked(found, shapes, cores, job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
@@ -251,15 +253,16 @@ def shrink(
             contest = _Contest(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
-            made = contest.winner(found)
-    original = load_as_is(source).ir
-    known = [expected(model, shapes, cores) for model in (original, made.model)]
+            made = contest.winner(
+                found, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
+            )
+    before = replace(made.before, expected=expected(original, shapes, cores))
+    after = made.after if not check else replace(made.after, expected=expected(made.model, shapes, cores))
     original_model.embed(made.model, original)
     notes = made.notes
     if target is not None:
         TARGETS[target].check(made.model)
         notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
-    before, after = (replace(o, expected=e) for o, e in zip((made.before, made.after), known, strict=True))
     return replace(made, before=before, after=after, notes=notes, target=target)
 
 
@@ -286,24 +289,48 @@ def _need(candidate: _Candidate) -> tuple[float, float]:
     return candidate.bytes, candidate.seconds
 
 
-def _forecast(candidate: _Candidate, shapes: Mapping[str, tuple[int, ...]], threads: int) -> _Candidate:
-    """The same with what onnxruntime's allocator is expected to take, where that is known, in place of the estimate."""
-    try:
-        known = expected(candidate.write(), shapes, threads)
-    except NotInLoopsError:
-        return candidate  # it is said where it is written
-    return candidate if known is None else replace(candidate, bytes=float(known.run_bytes))
+def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]], threads: int, name: str) -> Shrunk:
+    """Of the first candidates, and the last, that which onnxruntime's allocator is expected to give the least memory.
 
-
-def _unchecked(found: Sequence[_Candidate], name: str) -> Shrunk:
-    for candidate in found:
+    Nothing is measured, and forecasts are closer than estimates. Where there is none, the estimate counts.
+    """
+    best: tuple[float, float, Shrunk] | None = None
+    for number, candidate in enumerate(found):
+        if TRIED <= number + 1 < len(found) and best is not None:
+            continue
         try:
             made = candidate.write()
         except NotInLoopsError:
             continue
-        said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
-        return Shrunk(made, candidate.loops, _NOTHING_RUN, _NOTHING_RUN, (said,))
-    raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
+        known = expected(made, shapes, threads)
+        needs = (candidate.bytes if known is None else float(known.run_bytes)), candidate.seconds
+        if best is None or needs < best[:2]:
+            said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
+            best = (*needs, Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,)))
+    if best is None:
+        raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
+    return best[2]
+
+
+def _in_order(source: Source) -> ir.Model:
+    """The model as it is, its nodes in an order in which they can run."""
+    model = load_as_is(source).ir
+    model.graph.sort()
+    return model
+
+
+def _in_branch(write: Callable[[], ir.Model]) -> ir.Model:
+    return in_branch(write())
+
+
+def _why_no_loops(model: ir.Model, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
+    """Why no loop is to be tried: there is none, none of them needs less, or all of these take too long."""
+    if not found:
+        return f"can't run in loops: {_why_not(model)}"
+    if not less:
+        return "gains nothing in loops: what can run in slices needs as much memory whole"
+    given = option("max_overhead", max_overhead)
+    return f"gains nothing in loops: all are estimated to take longer than {given} allows"
 
 
 def _why_not(model: ir.Model) -> str:
@@ -438,16 +465,21 @@ class _Contest:
     once: float
     tried: list[str] = field(default_factory=list)
 
-    def winner(self, candidates: Sequence[_Candidate]) -> Shrunk:
-        """The first of the candidates that gives the same outputs in less memory and in the time that is allowed."""
+    def winner(self, candidates: Sequence[_Candidate], nothing: str) -> Shrunk:
+        """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
+
+        Args:
+            candidates: The last of them is tried in any case.
+            nothing: What a message begins with where nothing is gained.
+        """
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
         left, number = list(candidates), 0
         with self._process(path, "before") as before:
-            while left and number < TRIED:
-                candidate = left.pop(0)
+            while left:
+                candidate = left.pop(0 if number < TRIED - 1 else -1)
                 try:
                     made = candidate.write()
                 except NotInLoopsError as error:
@@ -466,10 +498,14 @@ class _Contest:
                 except WorkerError as error:
                     why_not, ratio = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
+                if number >= TRIED:
+                    break
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
-                    left = [other for other in left if other.seconds <= candidate.seconds - 0.01 * self.once]
+                    most = candidate.seconds - 0.01 * self.once
+                    left = [*(other for other in left[:-1] if other.seconds <= most), *left[-1:]]
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
-        raise PlanError(f"the model gains nothing in loops: of {len(self.tried)} that were tried, {'; '.join(why)}.")
+        tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
+        raise PlanError(f"{nothing}: {tried}.")
 
     def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:
         job = RunJob(
@@ -493,7 +529,7 @@ class _Contest:
         if not self.allow_rounding and not _same(want, got):
             return "outputs differ in their last bits", None
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
-        if process_memory.is_measurable() and needs > WORTH * needed:
+        if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
             return f"a run takes {needs / max(1, needed):.0%} of the memory", None
         before.round(1)
         runs = max(1, round(TURN_SECONDS / before.seconds[-1]))

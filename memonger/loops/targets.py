@@ -27,6 +27,7 @@ class LoopRuntime:
         weights: Where they have to lie; None: either.
         why: Why they have to lie there.
         nests: Whether loops may stand in loops.
+        branches: Whether all nodes may stand in a branch that reads a sequence.
         types: Of values that loops read and write; None: any.
         note: What there is to know of it.
     """
@@ -36,6 +37,7 @@ class LoopRuntime:
     weights: Weights | None = None
     why: str = ""
     nests: bool = True
+    branches: bool = False
     types: frozenset[ir.DataType] | None = None
 
     def weights_or(self, asked: Weights | None) -> Weights:
@@ -70,7 +72,9 @@ TARGETS: Mapping[LoopTarget, LoopRuntime] = MappingProxyType({
         note="run it with WebAssembly (executionProviders: ['wasm']), as its WebGPU provider has no Scan. Weights of "
         "loops are held twice: compare both files where weights are much of the model.",
     ),
-    "triton": LoopRuntime("Triton", note="its ONNX Runtime backend runs the file on the CPU, as config.pbtxt says."),
+    "triton": LoopRuntime(
+        "Triton", branches=True, note="its ONNX Runtime backend runs the file on the CPU, as config.pbtxt says.",
+    ),
     "openvino": LoopRuntime(
         "OpenVINO", nests=False,
         note="it lays memory out itself: what is said here is onnxruntime's.",

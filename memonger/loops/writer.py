@@ -117,7 +117,7 @@ def move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
                 if value not in copies:
                     if value.graph is not main:
                         continue
-                    is_alone = all(use.node in inside for use in value.uses())
+                    is_alone = all(use.node in inside for use in value.uses()) and not value.is_graph_output()
                     name = str(value.name) if is_alone else writer.fresh(str(value.name))
                     own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
                     if is_alone:

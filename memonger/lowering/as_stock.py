@@ -88,7 +88,8 @@ def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
                 value.type, found = ir.TensorType(dtype), True
         if operator_name(node) == "com.microsoft.nchwc::ReorderInput" and node.outputs[0].shape is None:
             given = None if node.inputs[0] is None else static_shape(node.inputs[0])
-            channels = _channels(node.outputs[0]) or (given[1] if given and not node.attributes else 0)
+            place = -1 if node.attributes.get_int("channels_last", 0) else 1
+            channels = _channels(node.outputs[0]) or (given[place] if given else 0)
             if channels:
                 node.outputs[0].shape, found = ir.Shape([None, -(-channels // block) * block, None, None]), True
     return found
@@ -122,9 +123,9 @@ def _channels(value: ir.Value) -> int:
     """Of a value in blocks, as the weights of those say that read it, or what pools make of it; 0 where none does."""
     for node, index in value.uses():
         weight = node.inputs[1].const_value if node.op_type == "Conv" and node.inputs[1] is not None else None
-        if index == 0 and weight is not None:
+        if index in (0, 3) and weight is not None:  # the fourth is added to what it gives
             groups, (outer, inner, *_) = node.attributes.get_int("group", 1), weight.shape.numpy()
-            return outer if groups > 1 and inner == 1 else groups * inner
+            return outer if index or (groups > 1 and inner == 1) else groups * inner
         if node.op_type in ("AveragePool", "GlobalAveragePool", "MaxPool") and (found := _channels(node.outputs[0])):
             return found
     return 0

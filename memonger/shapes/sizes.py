@@ -332,6 +332,12 @@ def _step(
     node: ir.Node, opsets: Mapping[str, int], numbers: Mapping[ir.Value, int], wanted: set[ir.Value]
 ) -> _NodeSizes | None:
     """What computes the shapes of a node without bodies; None where a run tells them, or no rule knows the operator."""
+    if operator_name(node) == "SequenceLength":  # a number, whatever the sequence is
+        length = tuple(numbers[value] for value in node.outputs)
+        return _NodeSizes(
+            node=f"'{node.name}' (SequenceLength)", compute=lambda shapes, _: ((),), reads=(), writes=length,
+            decisive=(), anyway=(), evaluate=None,
+        )  # fmt: skip
     if facts(node).sized_at_run_time:
         return None
     if any(v is not None and v.type is not None and not _is_tensor(v) for v in (*node.inputs, *node.outputs)):

@@ -19,8 +19,10 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.cli.commands import main
 from memonger.errors import PlanError
+from memonger.ir.save import save_model
 from memonger.ir.values import graphs
 from memonger.loops import search
+from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.targets import TARGETS
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import load
@@ -276,3 +278,76 @@ def test_triton_gets_a_repository(large: Path) -> None:
     ):
         assert line in config
     assert _session(file).get_inputs()[0].shape == ["n", 3, 64, 64]
+
+
+def test_weights_of_the_same_bytes_lie_once_in_the_file(tmp_path: Path) -> None:
+    model = ir.serde.deserialize_model(_tokens())
+    for name, array in {"w": normal(4, 64, 64), "other": normal(4, 64, 64), "third": normal(5, 64, 64)}.items():
+        value = model.graph.initializers.get(name) or ir.Value(name=name)
+        value.const_value = ir.Tensor(array, name=name)
+        model.graph.initializers[name] = value
+    save_model(model, tmp_path / "model.onnx", limit=0)
+    (file,) = tmp_path.glob("*.data")
+    assert file.stat().st_size == 2 * 64 * 64 * 4
+    there = {each.name: numpy_helper.to_array(each) for each in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert there["w"].tobytes() == there["other"].tobytes() == normal(4, 64, 64).tobytes()
+    assert there["third"].tobytes() == normal(5, 64, 64).tobytes()
+
+
+def _in_branch(model: onnx.ModelProto) -> onnx.ModelProto:
+    made = ir.serde.serialize_model(in_branch(ir.serde.deserialize_model(model)))
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+def test_nodes_in_a_branch_give_what_they_gave() -> None:
+    """An input and a constant that are results, too, and values of other types."""
+    model = parse(
+        """g (float[2, 8] x, int64[3] i) => (float[2, 8] y, float[2, 8] z, int64[3] i, float[2] k, bool[2, 8] m)
+        <float[2] k = {1, 2}> {
+            a = Relu (x)  b = Sin (a)  c = Add (a, b)  d = Cos (c)  e = Add (c, d)  f = Sin (e)  y = Add (f, e)
+            z = Identity (y)  m = Greater (y, a)
+        }""",
+        opset=17,
+    )
+    made = _in_branch(model)
+    assert [[v.name for v in side] for side in (made.graph.input, made.graph.output)] == [
+        [v.name for v in side] for side in (model.graph.input, model.graph.output)
+    ]
+    feeds = {"x": normal(3, 2, 8), "i": np.array([3, 1, 2])}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert all(same(got[name], want[name]) for name in want)
+
+
+@pytest.mark.skipif(not process_memory.is_measurable(), reason="the system doesn't say what a process takes")
+def test_nodes_in_a_branch_take_no_second_block() -> None:
+    values = [f"v{number}" for number in range(9)]
+    body = " ".join(f"{b} = Sin ({a})" for a, b in itertools.pairwise(["x", *values]))
+    sums = f"s = Sum ({', '.join(values)})  y = ReduceMax <keepdims = 0> (s)"
+    model = parse(f"g (float[1048576] x) => (float y) {{ {body} {sums} }}", opset=17)
+    feeds = {"x": normal(3, 1048576)}
+    before, after = (_run_bytes(each, feeds) for each in (model, _in_branch(model)))
+    assert after < 0.6 * before, (after, before)
+
+
+def _run_bytes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> int:
+    """The most of two runs in stock onnxruntime, over the loaded model."""
+    session = onnxruntime().InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return process_memory.peak_over(process_memory.settle(), lambda: [len(session.run(None, feeds)) for _ in "12"])
+
+
+def test_loops_in_a_branch_give_what_they_gave() -> None:
+    loaded, axes = _axes(_network(), 0)
+    made = with_loops(loaded, axes, [_band(axes, (0, 3, 8), (3, len(axes.nodes), 2))])
+    _check(_network(), in_branch(made))
+    nodes = [node.op_type for node in in_branch(made).graph]
+    assert nodes == ["SequenceEmpty", "SequenceLength", "Equal", "If"]
+
+
+def test_what_a_branch_takes() -> None:
+    assert can_be_in_branch(load(_network()).ir)
+    old = load(_network()).ir
+    old.graph.opset_imports[""] = 12
+    assert not can_be_in_branch(old)
+    listed = parse("g (seq(float[2]) x) => (float[2] y) <int64 n = {0}> { y = SequenceAt (x, n) }", opset=17)
+    assert not can_be_in_branch(ir.serde.deserialize_model(listed))

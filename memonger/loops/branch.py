@@ -1,0 +1,91 @@
+"""A model whose nodes stand in a branch: onnxruntime takes no second block of memory for its values.
+
+In the first run of a graph onnxruntime asks its arena for one value after the other. From the second run on it takes
+one block in which all of them lie, worked out from the first, and what the first run was given stays with the arena:
+a model takes about twice what its values need. A graph that is given anything but tensors gets no such block. So all
+nodes stand in a branch of an ``If`` that reads a sequence, an empty one that is made beside it, of which nothing is
+known when the model is loaded; bodies of loops read it, too. The other branch never runs. A branch writes its results
+where they are to lie: nothing is copied, and nodes and kernels are those that there were.
+"""
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.ir.values import add_initializer, graphs
+from memonger.loops.writer import move_constants
+from memonger.tiling.writer import SliceWriter
+
+_OLDEST_OPSET = 13
+"""Sequences are older; nodes that take any type are there from this operator set on."""
+
+
+def can_be_in_branch(model: ir.Model) -> bool:
+    """Whether a model's nodes can stand in a branch and gain by that: all that it is given and gives are tensors."""
+    graph = model.graph
+    is_new = (graph.opset_imports.get("") or 0) >= _OLDEST_OPSET
+    return is_new and all(type(value.type) is ir.TensorType for value in (*graph.inputs, *graph.outputs))
+
+
+def in_branch(model: ir.Model) -> ir.Model:
+    """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
+
+    Args:
+        model: As `can_be_in_branch` allows it. Not changed.
+    """
+    copy = model.clone()
+    graph, writer = copy.graph, SliceWriter(copy)
+    sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
+    for scan in [node for each in graphs(copy) for node in each if node.op_type == "Scan"]:
+        body = scan.attributes["body"].as_graph()
+        _add_length(writer, body, sequence, f"{scan.name}.branch")
+        axes = scan.attributes.get_ints("scan_output_axes")
+        if axes is not None:
+            scan.attributes.add(ir.AttrInt64s("scan_output_axes", [*axes, 0]))
+        scan.resize_outputs(len(scan.outputs) + 1)
+        scan.outputs[-1].name = writer.fresh(f"{scan.name}.lengths")
+        scan.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
+    nodes, insides = list(graph), dict[ir.Value, ir.Value]()
+    graph.remove(nodes)
+    for value in [value for value in dict.fromkeys(graph.outputs) if value.producer() is not None]:
+        result = ir.Value(type=value.type, shape=value.shape)
+        graph.outputs[:] = [result if each is value else each for each in graph.outputs]
+        result.name, value.name = value.name, writer.fresh(f"{value.name}.inside")
+        insides[result] = value
+    then = ir.Graph([], list(insides.values()), nodes=nodes, name=writer.fresh("branch.then"))
+    _add_length(writer, then, sequence, "branch.then")
+    other = ir.Graph([], [], nodes=[], name=writer.fresh("branch.else"))
+    count = _add_length(writer, other, sequence, "branch.else")
+    for place, result in enumerate(insides):
+        other.outputs.insert(place, _filled(writer, other, count, result))
+    lengths = ir.Value(name=writer.fresh("branch.lengths"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    graph.append(ir.node("SequenceEmpty", [], outputs=[sequence], name=writer.fresh("branch/SequenceEmpty")))
+    number, is_empty = (ir.Value(name=writer.fresh(f"branch.{name}")) for name in ("length", "is_empty"))
+    zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
+    graph.append(ir.node("SequenceLength", [sequence], outputs=[number], name=writer.fresh("branch/SequenceLength")))
+    graph.append(ir.node("Equal", [number, zero], outputs=[is_empty], name=writer.fresh("branch/Equal")))
+    attributes = {"then_branch": then, "else_branch": other}
+    graph.append(ir.node("If", [is_empty], attributes, outputs=[*insides, lengths], name=writer.fresh("branch/If")))
+    number.type, is_empty.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    move_constants(writer, [then])
+    return copy
+
+
+def _add_length(writer: SliceWriter, graph: ir.Graph, sequence: ir.Value, name: str) -> ir.Value:
+    """Let a graph read the sequence: its length is another of its results, so that nothing drops the node."""
+    result = ir.Value(name=writer.fresh(f"{name}.length"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    graph.append(ir.node("SequenceLength", [sequence], outputs=[result], name=writer.fresh(f"{name}/SequenceLength")))
+    graph.outputs.append(result)
+    return result
+
+
+def _filled(writer: SliceWriter, graph: ir.Graph, count: ir.Value, like: ir.Value) -> ir.Value:
+    """What the branch that never runs gives for a result: numbers of its type, of sizes that may be its own."""
+    assert like.dtype is not None
+    dims = [dim if isinstance(dim, int) else 1 for dim in like.shape or ()]
+    cast = ir.Value(name=writer.fresh(f"{like.name}.number"), type=like.type, shape=ir.Shape([]))
+    filled = ir.Value(name=writer.fresh(f"{like.name}.filled"), type=like.type, shape=ir.Shape(dims))
+    sizes = add_initializer(graph, writer.fresh(f"{like.name}.sizes"), np.array(dims, np.int64))
+    to = {"to": like.dtype.value}
+    graph.append(ir.node("Cast", [count], to, outputs=[cast], name=writer.fresh(f"{cast.name}/Cast")))
+    graph.append(ir.node("Expand", [cast, sizes], outputs=[filled], name=writer.fresh(f"{filled.name}/Expand")))
+    return filled
