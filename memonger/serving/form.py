@@ -21,7 +21,10 @@ from memonger.words import option
 
 MOST_BATCHES = 64
 
-PORTABLE = ("onnxruntime", "triton", "openvino", "kserve")
+ELSEWHERE = ("onnxruntime", "triton", "openvino")
+"""Targets whose model another runtime runs, in memory that it lays out itself and with its own bits: nodes run whole."""
+
+PORTABLE = (*ELSEWHERE, "kserve")
 """Targets whose model another runtime runs, or another machine: standard operators, bound to nothing. What the others
 serve is planned for the device, as it runs there."""
 
@@ -46,7 +49,8 @@ def options_for(target: str, source: Source | Model, batches: Sequence[int], opt
         target: One of `memonger.serving.TARGETS`.
         source: The model.
         batches: Batches to plan for; none: `BATCHES`, for a model whose batch is open.
-        options: The others. ``mode`` is inference; ``device`` is chosen where it is None, see `PORTABLE`.
+        options: The others. ``mode`` is inference; ``device`` is chosen where it is None, see `PORTABLE`, and chunks
+            that aren't asked for are left out where they would be another runtime's, see `ELSEWHERE`.
 
     Raises:
         PlanError: batches are given twice, or wrong; ranges of sizes for a target that takes none.
@@ -61,7 +65,8 @@ def options_for(target: str, source: Source | Model, batches: Sequence[int], opt
     if sizes == [None] and options.inputs is None and _is_open(source, options.sizes):
         sizes = BATCHES.get(target, (1,))
     device = "none" if options.device is None and target in PORTABLE else options.device
-    return [replace(options, batch=size, device=device, mode="inference") for size in sizes]
+    chunks = "off" if options.chunks == "auto" and target in ELSEWHERE else options.chunks
+    return [replace(options, batch=size, device=device, chunks=chunks, mode="inference") for size in sizes]
 
 
 def _is_open(source: Source | Model, dims: Mapping[str, int]) -> bool:
@@ -109,7 +114,7 @@ def own_plan(target: str, source: Source | Model, plans: Sequence[Plan], options
     Returns: None where plans of that target may have chunks, where none pays, or where it can't be measured here.
     """
     largest = plans[-1]
-    is_free = target in PORTABLE and options.device is None and options.chunks == "auto"
+    is_free = target in ELSEWHERE and options.device is None and options.chunks == "auto"
     if not is_free or device_of(None).facts.is_portable or largest.unplanned_bytes > (available_memory() or 0):
         return None
     with suppress(MemongerError):
