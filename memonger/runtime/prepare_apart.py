@@ -15,9 +15,10 @@ of as soon as the session is made.
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +28,7 @@ from memonger.devices import parse_device
 from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError, SessionError
 from memonger.ir.fields import plan_in
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.runtime.prepared import Message, Prepared, SessionGroup, SessionRequest
+from memonger.runtime.prepared import Message, SessionGroup, SessionRequest
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from memonger.plan import Plan
 
 Source: TypeAlias = "Plan | str | Path | Sequence[Plan | str | Path]"
+
+SESSION = "memonger.runtime.prepare:prepare_session"
 
 _READY = b"memonger prepares\n"
 """What the child says first: anything else is no Python with this package in it."""
@@ -72,23 +75,38 @@ class _Failure:
         return made
 
 
-def prepared_for(source: Source, wanted: SessionRequest) -> tuple[Prepared, Iterator[SessionGroup]]:
-    """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
+def prepared_for(
+    source: Source, wanted: SessionRequest, by: str = SESSION, *, apart: bool = True
+) -> tuple[Any, Iterator[Any]]:  # fmt: skip
+    """What planned files are loaded from: what ``by`` returns of their plans, here or elsewhere.
+
+    Args:
+        source: Plans, or paths of planned files.
+        wanted: What is asked for.
+        by: Module and name of a function like `memonger.runtime.prepare.prepare_session`: of plans and ``wanted`` it
+            makes a record, and more of them, each when it is asked for; those are handed over in this order.
+        apart: Whether a process of its own is worth its half second.
 
     Raises:
         SessionError: as that; the child died.
         PlanFileError, VerificationError, RuntimeUnavailableError: as that.
     """
-    child = None if "onnx" in sys.modules else _Child.start(source, wanted)
+    child = None if "onnx" in sys.modules or not apart else _Child.start(source, wanted, by)
     if child is not None:
         with suppress(RuntimeUnavailableError):
             onnxruntime()  # meanwhile
-        prepared = child.prepared()
-        if prepared is not None:
-            return prepared, child.groups()
-    from memonger.runtime.prepare import plans_of, prepare_session
+        first = child.first()
+        if first is not None:
+            return first, child.rest()
+    from memonger.runtime.prepare import plans_of
 
-    return prepare_session(plans_of(source, wanted.check_weights), wanted)
+    return _function(by)(plans_of(source, wanted.check_weights), wanted)
+
+
+def _function(name: str) -> Callable[..., tuple[Any, Iterator[Any]]]:
+    module, _, own = name.partition(":")
+    found: Callable[..., tuple[Any, Iterator[Any]]] = getattr(import_module(module), own)
+    return found
 
 
 class _Child:
@@ -101,7 +119,7 @@ class _Child:
         self._records = pickle.Unpickler(_exactly(self._pipe))
 
     @staticmethod
-    def start(source: Source, wanted: SessionRequest) -> "_Child | None":
+    def start(source: Source, wanted: SessionRequest, by: str) -> "_Child | None":
         """A child that prepares these files; None for what it can't do, and where none can be started."""
         given = [source] if isinstance(source, str | Path) else source
         if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
@@ -128,28 +146,31 @@ class _Child:
         child = _Child(process, paths)
         try:
             pickle.dump(sys.path, process.stdin)
-            pickle.dump((paths, wanted, words.manner()), process.stdin)
+            pickle.dump((paths, wanted, by, words.manner()), process.stdin)
             process.stdin.flush()
         except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
             child.end()
             return None
         return child
 
-    def prepared(self) -> Prepared | None:
-        """The plans; None where the child is none of ours.
+    def first(self) -> Any:
+        """The first record; None where the child is none of ours.
 
         Raises:
             MemongerError: what the child found wrong; it died.
         """
-        found: Prepared | None = self._next() if self._pipe.readline() == _READY else None
+        found = self._next() if self._pipe.readline() == _READY else None
         if found is None:
             self.end()
         return found
 
-    def groups(self) -> Iterator[SessionGroup]:
-        """What each session is made of. Raises as `prepared`."""
-        while (group := self._next()) is not None:
-            yield replace(group, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
+    def rest(self) -> Iterator[Any]:
+        """The other records. Raises as `first`."""
+        while (record := self._next()) is not None:
+            if isinstance(record, SessionGroup):
+                record = replace(record, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
+            yield record
+            del record  # of a session it has the model
         self._close()  # all sessions are made: what it had in temporary files for them may go
         self._process.wait()
 
@@ -212,7 +233,7 @@ def serve() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
-    paths, wanted, manner = pickle.load(sys.stdin.buffer)
+    paths, wanted, by, manner = pickle.load(sys.stdin.buffer)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print isn't for the parent
     pipe.write(_READY)
@@ -221,16 +242,20 @@ def serve() -> None:
     try:
         with words.speaking(manner):
             from memonger.ir import onnx_process
-            from memonger.runtime.prepare import plans_of, prepare_session
+            from memonger.runtime.prepare import plans_of
 
             onnx_process.IS_EXPENDABLE = True
             plans = plans_of(paths, wanted.check_weights)  # kept to the end, with temporary files that weights are in
-            prepared, groups = prepare_session(plans, wanted)
-            records.dump(prepared)
-            for group in groups:
+            first, rest = _function(by)(plans, wanted)
+            records.dump(first)
+            pipe.flush()
+            for record in rest:
+                if isinstance(record, SessionGroup):
+                    records.dump(replace(record, model=_NO_MESSAGE))
+                    pickle.dump(record.model, pipe, pickle.HIGHEST_PROTOCOL)
+                else:
+                    records.dump(record)
                 pipe.flush()
-                records.dump(replace(group, model=_NO_MESSAGE))
-                pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
             records.dump(None)
     except BrokenPipeError:
         pass
