@@ -36,7 +36,7 @@ from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.prepare_apart import prepared_for
+from memonger.runtime.prepare_apart import Preparer, prepared_for
 from memonger.runtime.prepared import Prepared, SessionGroup, SessionRequest, SharedWeights
 from memonger.serving.figures import Figure, WaitingTimes, text_of
 from memonger.serving.fleet_memory import FleetMemory, Need, PlansOfModel, memory_of
@@ -228,8 +228,9 @@ class Fleet:
         self._places = [ExecutionContext(CPU, 0) for _ in range(self._count)]
         self._free = list(self._places)
         self._idle = IdleRelease(self, idle_release)
-        for name, plan in (plans or {}).items():
-            self.add(name, plan)
+        with Preparer() as preparer:
+            for name, plan in (plans or {}).items():
+                self._add(name, plan, False, preparer)
 
     def __repr__(self) -> str:
         """As ``<Fleet of 3 models: 120 MiB, 2 arenas>``."""
@@ -274,13 +275,16 @@ class Fleet:
             SessionError: the name is in use; there isn't room within the limit; as `memonger.Session`.
             PlanFileError, VerificationError, RuntimeUnavailableError: as `memonger.Session`.
         """
+        return self._add(name, plan, pad, None)
+
+    def _add(self, name: str, plan: Source, pad: bool, preparer: Preparer | None) -> FleetModel:
         if not isinstance(name, str) or not name:
             raise SessionError(f"a model of a fleet needs a name, not {name!r}.")
         with self._adding:
             self._check_open()
             if name in self._members:
                 raise SessionError(f"the fleet has a model '{name}' already: take another name, or remove it first.")
-            found, records = self._read(plan, pad, self._check_order, apart=True)
+            found, records = self._read(plan, pad, self._check_order, preparer)
             given = [plan] if isinstance(plan, str | Path) or not isinstance(plan, Sequence) else plan
             again = plan if all(isinstance(one, str | Path) for one in given) else None
             new = _Member(found.key, again, pad, found.need, found.inputs, found.outputs)
@@ -293,10 +297,12 @@ class Fleet:
                     self._members[name] = member
         return FleetModel(self, name)
 
-    def _read(self, plan: Source, pad: bool, check_order: bool, *, apart: bool) -> tuple[PlansOfModel, _Records]:
+    def _read(
+        self, plan: Source, pad: bool, check_order: bool, preparer: Preparer | None = None, *, apart: bool = True
+    ) -> tuple[PlansOfModel, _Records]:  # fmt: skip
         """What a model needs, and what it is loaded from."""
         wanted = SessionRequest(None, self._check_weights, check_order, None, has_arenas=False, pads=pad)
-        return prepared_for(plan, wanted, "memonger.serving.fleet_plans:prepare_model", apart=apart)
+        return prepared_for(plan, wanted, "memonger.serving.fleet_plans:prepare_model", preparer, apart=apart)
 
     def remove(self, name: str) -> None:
         """Take a model out, once its runs are over; its memory is given back.
