@@ -47,11 +47,18 @@ for name, files in (
     assert not loaded, (name, loaded)
 from memonger import Fleet
 
+starts, start = [], prepare_apart._Child.start
+prepare_apart._Child.start = lambda: (starts.append(1), start())[1]
 with Fleet({name: folder / f"{name}.onnx" for name in ("plain", "chunked")}) as fleet:
     for name in fleet:
         (feeds,) = json.loads((folder / f"{name}.json").read_text())
         found[f"fleet {name}/y"] = fleet[name].run({key: given[place] for key, place in feeds.items()})["y"]
-    assert fleet.memory().arenas > 0
+assert len(starts) == 1
+try:
+    Fleet({"plain": folder / "plain.onnx", "missing": folder / "missing.onnx"})
+except Exception as error:
+    wrong = error
+assert type(wrong).__name__ == "PlanFileError"
 assert not {"onnx", "onnx_ir", "google"}.intersection(sys.modules)
 np.savez(folder / "results.npz", **found)
 """
