@@ -1,8 +1,9 @@
 """What stock onnxruntime takes for a graph on the CPU, worked out without running it.
 
 Learned from onnxruntime's source (``allocation_planner.cc``, ``graph_viewer.cc``): it frees a value after its last
-reader; an output takes the memory of an input where its kernel says that it may and nobody else reads it, else that of
-a dead value of the same shape, which is held until then, else new memory. Outputs of the model are new memory always.
+reader, and at the end of the run what nobody reads; an output takes the memory of an input where its kernel says that
+it may and nobody else reads it, else that of a dead value of the same shape, which is held until then, else new memory.
+Outputs of the model are new memory always.
 """
 
 from collections.abc import Hashable, Mapping
@@ -123,7 +124,10 @@ class _Allocations:
                 else:
                     self.owner[value] = shared
                     self.uses[shared] = self.uses.get(shared, 0) + self.uses.get(value, 0)
-            for value in (*read_values(node), *(v for v in node.outputs if not self.uses.get(v))):
+            for value in node.outputs:
+                if not self.uses.get(value) and value in self.start:  # held, but for others to take
+                    self.dead.setdefault(_kind(value), []).append(value)
+            for value in read_values(node):
                 owner = self.owner.get(value, value)
                 left = self.uses[owner] = self.uses.get(owner, 0) - 1
                 if left <= 0 and owner in self.start:

@@ -300,7 +300,7 @@ def _with_bodies(
 ) -> dict[str, int]:
     """The workspace of each node, and of those with a body what its nodes had of the allocator at once, at most.
 
-    Before the node ends all that the last of them left may be copied into its outputs.
+    What the last of them left may be copied into the node's outputs, which count as values.
     """
     found, with_body = dict(workspace), {str(node.name) for node in model.graph if subgraphs(node)}
     for run in runs if with_body else ():
@@ -311,8 +311,7 @@ def _with_bodies(
             first, stop = bisect_left(begins, each.begin), bisect_right(begins, each.begin + each.seconds * 1e6)
             inside = [one for one in run[first:stop] if one is not each]
             most = [one.in_use + workspace.get(one.name, 0) for one in inside]
-            at_end = [inside[-1].in_use + max(each.grown, 0)] if inside else []
-            taken = max((*most, *at_end), default=0) - (each.in_use - each.grown)
+            taken = max(most, default=0) - (each.in_use - each.grown)
             found[each.name] = max(found.get(each.name, 0), taken)
     return {name: size for name, size in found.items() if size > 0}
 

@@ -80,7 +80,7 @@ class Engine:
         self._options = ort.SessionSettings(
             in_order=True, threads=threads, profile=profile_path, cuda=cuda or Cuda(),
             is_partition=group.is_partition, shares_workspace=device.is_host, limit=limit,
-            pattern=not group.takes_any_shape and limit is None,
+            pattern=not group.takes_any_shape and limit is None and not self.programs[0].has_loop,
         )  # fmt: skip
         self.captures, self.why_not = False, self._unfit(graphs)
         if not self.why_not:

@@ -15,9 +15,10 @@ of as soon as the session is made.
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +28,7 @@ from memonger.devices import parse_device
 from memonger.errors import MemongerError, PlanError, RuntimeUnavailableError, SessionError
 from memonger.ir.fields import plan_in
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.runtime.prepared import Message, Prepared, SessionGroup, SessionRequest
+from memonger.runtime.prepared import Message, SessionGroup, SessionRequest
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from memonger.plan import Plan
 
 Source: TypeAlias = "Plan | str | Path | Sequence[Plan | str | Path]"
+
+SESSION = "memonger.runtime.prepare:prepare_session"
 
 _READY = b"memonger prepares\n"
 """What the child says first: anything else is no Python with this package in it."""
@@ -72,48 +75,96 @@ class _Failure:
         return made
 
 
-def prepared_for(source: Source, wanted: SessionRequest) -> tuple[Prepared, Iterator[SessionGroup]]:
-    """What a session is made of; see `memonger.runtime.prepare.prepare_session`, which does it here or elsewhere.
+def prepared_for(
+    source: Source, wanted: SessionRequest, by: str = SESSION, preparer: "Preparer | None" = None, *, apart: bool = True
+) -> tuple[Any, Iterator[Any]]:
+    """What planned files are loaded from: what ``by`` returns of their plans, here or elsewhere.
+
+    Args:
+        source: Plans, or paths of planned files.
+        wanted: What is asked for.
+        by: Module and name of a function like `memonger.runtime.prepare.prepare_session`: of plans and ``wanted`` it
+            makes a record, and more of them, each when it is asked for; those are handed over in this order.
+        preparer: A process for several, which is taken where it can be; None: one for these alone.
+        apart: Whether a process of its own is worth its half second.
 
     Raises:
         SessionError: as that; the child died.
         PlanFileError, VerificationError, RuntimeUnavailableError: as that.
     """
-    child = None if "onnx" in sys.modules else _Child.start(source, wanted)
-    if child is not None:
+    paths = None if "onnx" in sys.modules or not apart else _paths(source, wanted)
+    child = None if paths is None else _Child.start() if preparer is None else preparer.child()
+    if child is not None and paths is not None and child.ask(paths, wanted, by):
         with suppress(RuntimeUnavailableError):
             onnxruntime()  # meanwhile
-        prepared = child.prepared()
-        if prepared is not None:
-            return prepared, child.groups()
-    from memonger.runtime.prepare import plans_of, prepare_session
+        first = child.first()
+        if first is not None:
+            return first, child.rest(ends=preparer is None)
+    from memonger.runtime.prepare import plans_of
 
-    return prepare_session(plans_of(source, wanted.check_weights), wanted)
+    return _function(by)(plans_of(source, wanted.check_weights), wanted)
+
+
+class Preparer:
+    """One process for plans that are prepared one after the other; it ends with the ``with`` block."""
+
+    def __init__(self) -> None:
+        self._child: _Child | None = None
+
+    def __enter__(self) -> "Preparer":
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.end()
+
+    def child(self) -> "_Child | None":
+        """The process, another one where it is gone or has more to say than anybody asked for; None: none starts."""
+        if self._child is None or not self._child.is_idle:
+            if self._child is not None:
+                self._child.end()
+            self._child = _Child.start()
+        return self._child
+
+
+def _paths(source: Source, wanted: SessionRequest) -> list[str | Path] | None:
+    """The planned files, where a child can prepare them; else None."""
+    given = [source] if isinstance(source, str | Path) else source
+    if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
+        return None
+    paths = [one if isinstance(one, Path) else str(one) for one in given]
+    plans = [plan_in(path) or {} for path in paths]
+    if any(plan.get("ranges") for plan in plans):
+        return None  # shapes are computed as they come, by rules that take onnx
+    with suppress(PlanError):  # what is no device is said where it is used
+        device = parse_device(wanted.device or next((one.get("device") for one in plans), None) or "cpu")
+        if not (device.is_host or device.facts.is_portable):
+            return None  # what checks it would set it up in the child as well
+    return paths
+
+
+def _function(name: str) -> Callable[..., tuple[Any, Iterator[Any]]]:
+    module, _, own = name.partition(":")
+    found: Callable[..., tuple[Any, Iterator[Any]]] = getattr(import_module(module), own)
+    return found
 
 
 class _Child:
-    """The parent's end of a process that prepares plans."""
+    """The parent's end of a process that prepares plans.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", paths: Sequence[str | Path]) -> None:
-        self._process, self._paths = process, paths
+    Attributes:
+        is_idle: Whether it may be asked: it lives, and has handed over all that it was asked for before.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process, self._paths, self.is_idle = process, list[str | Path](), True
         assert process.stdout is not None
         self._pipe = process.stdout
-        self._records = pickle.Unpickler(_exactly(self._pipe))
 
     @staticmethod
-    def start(source: Source, wanted: SessionRequest) -> "_Child | None":
-        """A child that prepares these files; None for what it can't do, and where none can be started."""
-        given = [source] if isinstance(source, str | Path) else source
-        if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) for one in given):
-            return None
-        paths = [one if isinstance(one, Path) else str(one) for one in given]
-        plans = [plan_in(path) or {} for path in paths]
-        if any(plan.get("ranges") for plan in plans):
-            return None  # shapes are computed as they come, by rules that take onnx
-        with suppress(PlanError):  # what is no device is said where it is used
-            device = parse_device(wanted.device or next((one.get("device") for one in plans), None) or "cpu")
-            if not (device.is_host or device.facts.is_portable):
-                return None  # what checks it would set it up in the child as well
+    def start() -> "_Child | None":
+        """A child; None where none can be started."""
         if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
             return None  # a program with Python inside takes no ``-c``
         import subprocess
@@ -124,34 +175,47 @@ class _Child:
             )
         except OSError:
             return None
-        assert process.stdin is not None
-        child = _Child(process, paths)
-        try:
-            pickle.dump(sys.path, process.stdin)
-            pickle.dump((paths, wanted, words.manner()), process.stdin)
-            process.stdin.flush()
-        except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
-            child.end()
-            return None
-        return child
+        child = _Child(process)
+        return child if child._told(sys.path) else None
 
-    def prepared(self) -> Prepared | None:
-        """The plans; None where the child is none of ours.
+    def ask(self, paths: list[str | Path], wanted: SessionRequest, by: str) -> bool:
+        """Have it prepare planned files; returns whether it could be told."""
+        self._paths, self.is_idle = paths, False
+        self._records = pickle.Unpickler(_exactly(self._pipe))
+        return self._told((paths, wanted, by, words.manner()))
+
+    def _told(self, what: object) -> bool:
+        assert self._process.stdin is not None
+        try:
+            pickle.dump(what, self._process.stdin)
+            self._process.stdin.flush()
+        except (OSError, pickle.PicklingError, TypeError, AttributeError):  # of what was given: said where it is used
+            self.end()
+            return False
+        return True
+
+    def first(self) -> Any:
+        """The first record; None where the child is none of ours.
 
         Raises:
             MemongerError: what the child found wrong; it died.
         """
-        found: Prepared | None = self._next() if self._pipe.readline() == _READY else None
+        found = self._next() if self._pipe.readline() == _READY else None
         if found is None:
             self.end()
         return found
 
-    def groups(self) -> Iterator[SessionGroup]:
-        """What each session is made of. Raises as `prepared`."""
-        while (group := self._next()) is not None:
-            yield replace(group, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
-        self._close()  # all sessions are made: what it had in temporary files for them may go
-        self._process.wait()
+    def rest(self, *, ends: bool) -> Iterator[Any]:
+        """The other records, and whether the child ends behind them. Raises as `first`."""
+        while (record := self._next()) is not None:
+            if isinstance(record, SessionGroup):
+                record = replace(record, model=self._loaded(pickle.Unpickler(_exactly(self._pipe))))
+            yield record
+            del record  # of a session it has the model
+        self.is_idle = not ends
+        if ends:  # all sessions are made: what it had in temporary files for them may go
+            self._close()
+            self._process.wait()
 
     def _next(self) -> Any:
         record = self._loaded(self._records)
@@ -208,37 +272,44 @@ def _exactly(pipe: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """The child: prepare what the standard input says, and hand it over by the standard output."""
+    """The child: prepare what the standard input says, and hand it over by the standard output, until that ends."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
-    paths, wanted, manner = pickle.load(sys.stdin.buffer)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print isn't for the parent
-    pipe.write(_READY)
-    pipe.flush()
-    records = pickle.Pickler(pipe, pickle.HIGHEST_PROTOCOL)
-    try:
-        with words.speaking(manner):
-            from memonger.ir import onnx_process
-            from memonger.runtime.prepare import plans_of, prepare_session
-
-            onnx_process.IS_EXPENDABLE = True
-            plans = plans_of(paths, wanted.check_weights)  # kept to the end, with temporary files that weights are in
-            prepared, groups = prepare_session(plans, wanted)
-            records.dump(prepared)
-            for group in groups:
-                pipe.flush()
-                records.dump(replace(group, model=_NO_MESSAGE))
-                pickle.dump(group.model, pipe, pickle.HIGHEST_PROTOCOL)
-            records.dump(None)
-    except BrokenPipeError:
-        pass
-    except BaseException as error:
-        records.dump(_Failure.of(error))
-    with suppress(BrokenPipeError):
+    while True:
+        try:  # by then the parent has made its sessions, which may read temporary files of the plans before
+            paths, wanted, by, manner = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pipe.write(_READY)
         pipe.flush()
-    sys.stdin.buffer.read()  # until the parent has made its sessions: they may read temporary files of this process
+        records = pickle.Pickler(pipe, pickle.HIGHEST_PROTOCOL)
+        try:
+            with words.speaking(manner):
+                from memonger.ir import onnx_process
+                from memonger.runtime.prepare import plans_of
+
+                onnx_process.IS_EXPENDABLE = True
+                plans = plans_of(paths, wanted.check_weights)  # kept until the next, with files that weights are in
+                first, rest = _function(by)(plans, wanted)
+                records.dump(first)
+                pipe.flush()
+                for record in rest:
+                    if isinstance(record, SessionGroup):
+                        records.dump(replace(record, model=_NO_MESSAGE))
+                        pickle.dump(record.model, pipe, pickle.HIGHEST_PROTOCOL)
+                    else:
+                        records.dump(record)
+                    pipe.flush()
+                records.dump(None)
+        except BrokenPipeError:
+            pass
+        except BaseException as error:
+            records.dump(_Failure.of(error))
+        with suppress(BrokenPipeError):
+            pipe.flush()
 
 
 _NO_MESSAGE = Message(b"")

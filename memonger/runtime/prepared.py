@@ -6,8 +6,10 @@ onnxruntime's sessions, the arena and bindings of it, and needs no more than is 
 imports, imports onnx. So the first may happen in a process that ends with it (`memonger.runtime.prepare_apart`).
 """
 
+import hashlib
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -60,6 +62,11 @@ class Held:
         """An OrtValue over it."""
         return onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(self._array, int(self._dtype))
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for weights of the same bytes, type and shape."""
+        return self._dtype, self._array.shape, hashlib.sha256(self._array.reshape(-1).view(np.uint8).data).digest()
+
     def __reduce__(self) -> tuple[type["Held"], tuple[np.ndarray, ElementType]]:
         """How it is written out for another process: without the runtime's tensor."""
         return Held, (self._array, self._dtype)
@@ -81,6 +88,17 @@ class Message:
     folder: str | None = None
     lent: Mapping[str, Held] = field(default_factory=dict)
     is_shared: bool = False
+
+
+class SharedWeights:
+    """Lent weights that sessions have in common, once. They live as long as one of these does."""
+
+    def __init__(self) -> None:
+        self._held: weakref.WeakValueDictionary[tuple[object, ...], Held] = weakref.WeakValueDictionary()
+
+    def in_place(self, model: Message) -> Message:
+        """The model with weights that are there already in the place of those that are lent to it."""
+        return replace(model, lent={name: self._held.setdefault(one.key, one) for name, one in model.lent.items()})
 
 
 @dataclass(frozen=True, slots=True)

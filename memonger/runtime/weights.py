@@ -1,8 +1,6 @@
 """Models as messages for onnxruntime, whose weights aren't serialized: that would copy them twice, at a crawl."""
 
 import copy
-import hashlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -54,13 +52,13 @@ _READ_AS_THEY_ARE = frozenset(
 """Operators whose kernels on the CPU read a weight where it lies: all others may pack it into a copy of their own."""
 
 
-class SharedWeights(Lending):
-    """Weights that several sessions have in common, once: those that no kernel packs. They live as long as one does."""
+class LendRead(Lending):
+    """Lends those that no kernel packs, each in memory of its own: what models have in common may be there once.
+
+    See `memonger.runtime.prepared.SharedWeights`.
+    """
 
     is_shared = True
-
-    def __init__(self) -> None:
-        self._held: weakref.WeakValueDictionary[tuple[object, ...], Held] = weakref.WeakValueDictionary()
 
     def lends(self, value: ir.Value) -> bool:
         """Whether all that read it read it where it lies."""
@@ -68,13 +66,8 @@ class SharedWeights(Lending):
         return bool(readers) and _READ_AS_THEY_ARE.issuperset(readers)
 
     def held(self, tensor: ir.TensorProtocol) -> Held:
-        """The weight, or one of the same bytes, type and shape that is there already."""
-        key = (tensor.dtype, tensor_shape(tensor).numpy(), hashlib.sha256(tensor.tobytes()).digest())
-        found = self._held.get(key)
-        if found is None:
-            found = Held(np.array(tensor.numpy()), ElementType(tensor.dtype))
-            self._held[key] = found
-        return found
+        """A copy of the weight."""
+        return Held(np.array(tensor.numpy()), ElementType(tensor.dtype))
 
 
 def _large(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:

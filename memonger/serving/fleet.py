@@ -17,7 +17,6 @@ A run itself holds the locks of its model and arena (`ExecutionContext.run`), an
 """
 
 import dataclasses
-import hashlib
 import os
 import threading
 import weakref
@@ -28,31 +27,30 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
-from memonger.ir.element_types import ElementType
-from memonger.ir.values import required_inputs, static_shape
-from memonger.plan import Plan
-from memonger.plan_file import graph_digest, weight_digests
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
-from memonger.runtime.prepare import check_stamp, device_of, plans_of, prepare
-from memonger.runtime.weights import SharedWeights
+from memonger.runtime.prepare_apart import Preparer, prepared_for
+from memonger.runtime.prepared import Prepared, SessionGroup, SessionRequest, SharedWeights
 from memonger.serving.figures import Figure, WaitingTimes, text_of
-from memonger.serving.fleet_memory import FleetMemory, Need, memory_of, need_of
+from memonger.serving.fleet_memory import FleetMemory, Need, PlansOfModel, memory_of
 from memonger.serving.pipeline import Pipeline, steps_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
 from memonger.words import quoted
 
-Source = Plan | str | Path | Sequence[Plan | str | Path]
+if TYPE_CHECKING:
+    from memonger.plan import Plan
 
+Source: TypeAlias = "Plan | str | Path | Sequence[Plan | str | Path]"
+
+_Records = Iterator[Prepared | SessionGroup]
+"""What a model is loaded from, as `memonger.serving.fleet_plans.prepare_model` gives it."""
 
 MOST_OVERTAKEN = 16
 """Runs that are served at most before an older one that waits for room."""
@@ -90,7 +88,7 @@ class _Member:
     """
 
     key: str
-    source: Source | None
+    source: "Source | None"
     pad: bool
     need: Need
     inputs: tuple[str, ...]
@@ -230,8 +228,9 @@ class Fleet:
         self._places = [ExecutionContext(CPU, 0) for _ in range(self._count)]
         self._free = list(self._places)
         self._idle = IdleRelease(self, idle_release)
-        for name, plan in (plans or {}).items():
-            self.add(name, plan)
+        with Preparer() as preparer:
+            for name, plan in (plans or {}).items():
+                self._add(name, plan, False, preparer)
 
     def __repr__(self) -> str:
         """As ``<Fleet of 3 models: 120 MiB, 2 arenas>``."""
@@ -276,22 +275,34 @@ class Fleet:
             SessionError: the name is in use; there isn't room within the limit; as `memonger.Session`.
             PlanFileError, VerificationError, RuntimeUnavailableError: as `memonger.Session`.
         """
+        return self._add(name, plan, pad, None)
+
+    def _add(self, name: str, plan: Source, pad: bool, preparer: Preparer | None) -> FleetModel:
         if not isinstance(name, str) or not name:
             raise SessionError(f"a model of a fleet needs a name, not {name!r}.")
         with self._adding:
             self._check_open()
             if name in self._members:
                 raise SessionError(f"the fleet has a model '{name}' already: take another name, or remove it first.")
-            plans = _checked(plan, self._check_weights)
-            new = _member_of(plans, plan, pad)
+            found, records = self._read(plan, pad, self._check_order, preparer)
+            given = [plan] if isinstance(plan, str | Path) or not isinstance(plan, Sequence) else plan
+            again = plan if all(isinstance(one, str | Path) for one in given) else None
+            new = _Member(found.key, again, pad, found.need, found.inputs, found.outputs)
             with self._changed:
                 member = next((one for one in self._members.values() if one.key == new.key), new)
             with self._turn((name,), added=member) as turn:
-                self._load(turn, plans)
+                self._load(turn, records)
                 with self._changed:
                     self._check_open()
                     self._members[name] = member
         return FleetModel(self, name)
+
+    def _read(
+        self, plan: Source, pad: bool, check_order: bool, preparer: Preparer | None = None, *, apart: bool = True
+    ) -> tuple[PlansOfModel, _Records]:  # fmt: skip
+        """What a model needs, and what it is loaded from."""
+        wanted = SessionRequest(None, self._check_weights, check_order, None, has_arenas=False, pads=pad)
+        return prepared_for(plan, wanted, "memonger.serving.fleet_plans:prepare_model", preparer, apart=apart)
 
     def remove(self, name: str) -> None:
         """Take a model out, once its runs are over; its memory is given back.
@@ -562,12 +573,12 @@ class Fleet:
             if place.touched > self._largest:
                 place.release()
 
-    def _load(self, turn: _Turn, plans: Sequence[Plan] | None = None) -> None:
+    def _load(self, turn: _Turn, records: _Records | None = None) -> None:
         """Load those of a turn's models that aren't, or wait until the thread has that does it.
 
         Args:
             turn: It is served: there is room.
-            plans: Of its only model; None: they are read again.
+            records: Of its only model; None: plans are read again.
         """
         while any(member.model is None for member in turn.members.values()):  # one that is loaded stays for the turn
             with self._changed:
@@ -580,41 +591,47 @@ class Fleet:
                 member.is_loading, member.loads = True, member.loads + 1
             model = None
             try:
-                model = self._loaded(name, member, plans)
+                model = self._loaded(name, member, records)
             finally:
                 with self._changed:
                     member.model, member.is_loading = model, False
                     self._changed.notify_all()
 
-    def _loaded(self, name: str, member: _Member, plans: Sequence[Plan] | None) -> LoadedModel:
+    def _loaded(self, name: str, member: _Member, records: _Records | None) -> LoadedModel:
         """A model, loaded in the thread in which all are.
 
         The C library has pools of memory for threads, and what models that go leave in those of many callers isn't
         given back: of eight models of 12 MiB that took turns in 48, from eight threads, the process kept 70.
         """
         self._end_leaving()
-        made = _loader().submit(copy_context().run, self._made, name, member, plans)
+        made = _loader().submit(copy_context().run, self._made, name, member, records)
         try:
             return made.result()
         finally:
             wait([made])  # also where this thread is interrupted: nothing is loaded twice at once
 
-    def _made(self, name: str, member: _Member, plans: Sequence[Plan] | None) -> LoadedModel:
+    def _made(self, name: str, member: _Member, records: _Records | None) -> LoadedModel:
         with self._loading:
-            if plans is None:
+            checks = self._check_order and not member.checked
+            if records is None:
                 assert member.source is not None
-                plans = _checked(member.source, self._check_weights)
-                if _key(plans, member.pad) != member.key:
+                found, records = self._read(member.source, member.pad, checks, apart=False)  # in tens of milliseconds
+                if found.key != member.key:
                     raise SessionError(
                         f"the file of '{name}' was changed since it was added: remove it, and add it again."
                     )
             ort.shrink_host_memory()  # or the workspace that was large enough so far would stay beside a larger one
-            checks = self._check_order and not member.checked
+            prepared = next(records)
+            assert isinstance(prepared, Prepared)
             return LoadedModel(
-                *prepare(plans, CPU, check_order=checks, lending=self._weights),
-                threads=self._threads, pad=member.pad, at_once=self._count, check_order=checks,
-                limit=None if self._limit is None else member.need.own,
+                prepared, map(self._with_shared_weights, records), threads=self._threads, pad=member.pad,
+                at_once=self._count, check_order=checks, limit=None if self._limit is None else member.need.own,
             )  # fmt: skip
+
+    def _with_shared_weights(self, group: Prepared | SessionGroup) -> SessionGroup:
+        """What a session is made of, with weights that the fleet has already."""
+        assert isinstance(group, SessionGroup)
+        return dataclasses.replace(group, model=self._weights.in_place(group.model))
 
     def _end_leaving(self) -> None:
         """End models that were let go."""
@@ -638,51 +655,7 @@ class Fleet:
         return f"there was no room for {quoted(turn.names)} within {self._wait} s: models that run hold it."
 
 
-def _checked(source: Source, check_weights: bool) -> list[Plan]:
-    """The plans of a model, checked for this machine."""
-    plans = plans_of(source, check_weights)
-    for plan in plans:
-        if plan.state:
-            raise SessionError(
-                f"{plan.name} keeps a state: a fleet's models don't, as anybody may run them. Make a Session."
-            )
-        device = device_of(plan, None)
-        if not device.is_host:
-            raise SessionError(f"{plan.name} is planned for {device}: a fleet runs on the CPU.")
-        check_stamp(plan, device)
-    return plans
-
-
-def _member_of(plans: Sequence[Plan], source: Source, pad: bool) -> _Member:
-    given = [source] if isinstance(source, Plan | str | Path) else source
-    graph, is_fixed = plans[0].model.graph, len(plans) == 1 and not pad and not plans[0].ranges
-    return _Member(
-        key=_key(plans, pad),
-        source=None if any(isinstance(one, Plan) for one in given) else source,
-        pad=pad,
-        need=need_of(plans),
-        inputs=tuple(str(value.name) for value in required_inputs(graph)),
-        outputs={str(value.name): _tensor(value) if is_fixed else None for value in graph.outputs},
-    )
-
-
-def _tensor(value: ir.Value) -> ArenaTensor | None:
-    shape = static_shape(value)
-    return ArenaTensor(str(value.name), ElementType(value.dtype), shape) if shape is not None and value.dtype else None
-
-
 def _is_checked(member: _Member) -> bool:
     """Whether what is loaded was seen to run the planned order."""
     engines = member.model.engines if member.model is not None else ()
     return bool(engines) and not any(engine.unchecked or engine.refused for engine in engines)
-
-
-def _key(plans: Sequence[Plan], pad: bool) -> str:
-    """A digest of all that plans do: nodes, weights (as their files say, which was checked), addresses, device."""
-    digest = hashlib.sha256(f"{pad};{len(plans)};".encode())
-    for plan in plans:
-        offsets = sorted((plan.graph.values[value], offset) for value, offset in plan.offsets.items())
-        weights = sorted((plan.weight_digests or weight_digests(plan.model)).items())
-        made_for = (plan.stamp, plan.threads, dict(plan.ranges))
-        digest.update(repr((graph_digest(plan.model), weights, offsets, *made_for)).encode())
-    return digest.hexdigest()

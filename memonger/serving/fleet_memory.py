@@ -1,10 +1,9 @@
 """What a fleet of models takes, from their plans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time, limit_of
-from memonger.runtime import program
+from memonger.runtime.arena import ArenaTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +41,21 @@ class Need:
     own: int | None = None  # of a model that is held to it: what onnxruntime may take by itself, workspace included
 
 
-def need_of(plans: Sequence[Plan]) -> Need:
-    """What plans of one model need: weights of those that differ in shapes alone once, the largest of all else."""
-    groups = [members[0] for members in program.alike(plans)] if len(plans) > 1 else [0]
-    return Need(
-        weights=sum(plans[index].parameter_bytes for index in groups),
-        session=max(plan.session_bytes or 0 for plan in plans),
-        arena=max(plan.arena_bytes for plan in plans),
-        workspace=max(plan.workspace_bytes or 0 for plan in plans),
-        own=_own(plans),
-    )
+@dataclass(frozen=True, slots=True)
+class PlansOfModel:
+    """What a fleet is told of the plans of a model.
 
+    Attributes:
+        key: The same for plans that are the same.
+        need: In bytes.
+        inputs: Names of the model's inputs.
+        outputs: Its outputs by name, with type and shape; None where that isn't one shape.
+    """
 
-def _own(plans: Sequence[Plan]) -> int | None:
-    """What the plans' limits are, or where they have none, what a run showed: of those whose inputs decide sizes."""
-    if not any(is_sized_at_run_time(plan.model) for plan in plans):
-        return None
-    limit = limit_of(plans)
-    seen = max((plan.workspace_bytes or 0) + plan.run_time_bytes for plan in plans)
-    return seen + LIMIT_MARGIN if limit is None else limit
+    key: str
+    need: Need
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, ArenaTensor | None]
 
 
 def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> FleetMemory:

@@ -15,7 +15,8 @@ from memonger.plan import Plan
 from memonger.runtime import onnxruntime, program
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.prepare import device_of
-from memonger.serving.fleet_memory import memory_of, need_of
+from memonger.serving.fleet_memory import memory_of
+from memonger.serving.fleet_plans import need_of
 from memonger.serving.order import stock_bytes
 from memonger.shapes.ranges import DimRange, described
 from memonger.units import MOST_INSTANCES, MiB, in_full, whole

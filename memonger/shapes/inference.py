@@ -354,9 +354,21 @@ def run_time_sized(model: ir.Model, *, overridden: bool = True) -> set[ir.Value]
             or any(value is not None and value not in independent for value in deciding)
         )
         if decides or any(value in dynamic for value in given):
-            anyway = facts(node).sized_anyway if dynamic.isdisjoint(given) else ()
+            anyway = _handed_on(node) or (facts(node).sized_anyway if dynamic.isdisjoint(given) else ())
             dynamic.update(v for at, v in enumerate(node.outputs) if static_shape(v) is None and at not in anyway)
     return dynamic
+
+
+def _handed_on(node: ir.Node) -> frozenset[int]:
+    """Outputs of a Loop that are as its inputs were, of a known size: its body returns what it is given."""
+    if node.op_type != "Loop" or node.domain:
+        return frozenset()
+    body = node.attributes["body"].as_graph()
+    return frozenset(
+        at
+        for at, given in enumerate(node.inputs[2:])
+        if body.outputs[1 + at] is body.inputs[2 + at] and given is not None and static_shape(given) is not None
+    )
 
 
 _FLOAT, _INT32 = ir.DataType.FLOAT, ir.DataType.INT32

@@ -8,20 +8,25 @@ from typing import Any
 import pytest
 
 import memonger
+from memonger.devices import CPU
 from memonger.runtime import execution_context
+from memonger.runtime.prepared import PlanBytes, Prepared
 from memonger.serving import fleet as fleets
-from memonger.serving.fleet_memory import Need
+from memonger.serving.fleet_memory import Need, PlansOfModel
 from tests.support.interleavings import DeadlockError, Stepped, explore
 
 WEIGHTS, ARENAS = {"a": 100, "b": 100, "c": 60, "d": 60}, {"a": 8, "b": 4, "c": 4, "d": 4}
 """Bytes of each model."""
 
+NOTHING: Any = (CPU, 0, (), (), PlanBytes(0, 0, 0, 0), None, None, {}, {}, False)
+"""Of what is prepared all but the name."""
+
 
 class _Loaded:
     """Stands in for a loaded model: counts what is there, and sees that nobody runs what is gone."""
 
-    def __init__(self, plans: list[SimpleNamespace], *_: object, **__: object) -> None:
-        self.key = plans[0].name
+    def __init__(self, prepared: Prepared, *_: object, **__: object) -> None:
+        self.key = prepared.name
         self.arena_bytes, self.workspace_bytes, self.engines = ARENAS[self.key], 0, ()
         self.is_closed = False
         self.alive.append(self)
@@ -58,13 +63,11 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
     """Makes fleets whose locks are stepped, and whose models take next to nothing."""
     broken: set[str] = set()
 
-    def checked(source: str, _: object) -> list[SimpleNamespace]:
+    def read(source: str, *_: object, **__: object) -> tuple[PlansOfModel, Any]:
         if source in broken:
             raise memonger.SessionError(f"{source} is broken")
-        return [SimpleNamespace(name=source, threads=0)]
-
-    def member(_: object, source: str, pad: bool) -> Any:
-        return fleets._Member(source, source, pad, Need(WEIGHTS[source], 0, ARENAS[source], 0), ("x",), {"y": None})
+        need = Need(WEIGHTS[source], 0, ARENAS[source], 0)
+        return PlansOfModel(source, need, ("x",), {"y": None}), iter([Prepared(source, *NOTHING)])
 
     def submit(run: Callable[..., Any], *arguments: Any) -> Any:
         result = run(*arguments)  # in the stepped thread itself: it does nothing but wait meanwhile
@@ -72,8 +75,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
 
     nothing = SimpleNamespace(shrink_host_memory=lambda: None, settle=lambda: None, give_back=lambda: None)
     for name, stand_in in {
-        "_checked": checked, "_member_of": member, "_key": lambda plans, _: plans[0].name, "LoadedModel": _Loaded,
-        "prepare": lambda plans, *_, **__: (plans, ()),
+        "prepared_for": read, "LoadedModel": _Loaded,
         "ort": nothing, "process_memory": nothing, "_is_checked": lambda _: True, "wait": lambda _: None,
         "_loader": lambda: SimpleNamespace(submit=submit),
     }.items():  # fmt: skip

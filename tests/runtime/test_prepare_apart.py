@@ -45,6 +45,21 @@ for name, files in (
         found |= {f"{name}/state/{key}": value for key, value in session.state_dict().items()}
     loaded = sorted(one for one in sys.modules if one.split(".")[0] in ("onnx", "onnx_ir", "google", "ml_dtypes"))
     assert not loaded, (name, loaded)
+from memonger import Fleet
+
+starts, start = [], prepare_apart._Child.start
+prepare_apart._Child.start = lambda: (starts.append(1), start())[1]
+with Fleet({name: folder / f"{name}.onnx" for name in ("plain", "chunked")}) as fleet:
+    for name in fleet:
+        (feeds,) = json.loads((folder / f"{name}.json").read_text())
+        found[f"fleet {name}/y"] = fleet[name].run({key: given[place] for key, place in feeds.items()})["y"]
+assert len(starts) == 1
+try:
+    Fleet({"plain": folder / "plain.onnx", "missing": folder / "missing.onnx"})
+except Exception as error:
+    wrong = error
+assert type(wrong).__name__ == "PlanFileError"
+assert not {"onnx", "onnx_ir", "google"}.intersection(sys.modules)
 np.savez(folder / "results.npz", **found)
 """
 
@@ -128,6 +143,7 @@ def test_a_process_that_runs_plans_loads_nothing_of_onnx(folder: Path) -> None:
     for name, batch in (("plain", 4), ("chunked", 64), ("spilled", 4)):
         (feeds,) = runs[name]
         assert (results[f"{name}/steps"] > 1) == (name == "chunked")
+        assert name == "spilled" or same(results[f"fleet {name}/y"], results[f"{name}/0/y"])
         assert same(results[f"{name}/0/y"], run_stock(_model(batch), feeds, "ORT_ENABLE_ALL")["y"])
     for number, feeds in enumerate(runs["several"]):
         assert same(results[f"several/{number}/y"], run_stock(_model(len(feeds["x"])), feeds, "ORT_ENABLE_ALL")["y"])

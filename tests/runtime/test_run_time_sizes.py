@@ -1,5 +1,7 @@
 """Values whose size only a run can tell: counted as runs showed them, and held to a limit where a budget is set."""
 
+import subprocess
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -55,6 +57,51 @@ def _finding() -> onnx.ModelProto:
         f"""<ir_version: 10, opset_import: ["": 20]> g (float[{N}] x) => (float[n] y) {{
             r = Relu(x) i = NonZero(r) t = Transpose(i) v = GatherND(x, t) w = Sqrt(v) y = Exp(w) }}"""
     )
+
+
+CARRIED = 1 << 20
+
+
+def _carrying(returned: str) -> onnx.ModelProto:
+    """Loops one after the other, each of which hands a weight of 4 MiB around and returns it, or a copy, to nobody."""
+    copied = "z = Sub(u, u) keep = GreaterOrEqual(u, z) t = Compress(u, keep)" if returned == "t" else ""
+    loops = "".join(
+        f"""[loop{k}] r{k + 1}, w{k + 1} = Loop(n, go, r{k}, w)
+            <body = b{k} (int64 i, bool c, float[4] v, float[m] u) => (bool c2, float[4] v2, float[m] {returned})
+            {{ c2 = Identity(c) v2 = Neg(v) {copied} }}>"""
+        for k in range(4)
+    )
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 20]> g (float[4] x, int64 n) => (float[4] y) {{
+            r0 = Neg(x) go = Constant<value = bool {{1}}>() {loops} y = Neg(r4) }}"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(CARRIED, np.float32), "w"))
+    return model
+
+
+GROWTH = """
+import sys
+import numpy as np, memonger
+from memonger.runtime import process_memory
+session, feeds = memonger.Session(sys.argv[1]), {"x": np.ones(4, np.float32), "n": np.array(5)}
+print(process_memory.peak_over(process_memory.settle(), lambda: [session.run(feeds) for _ in range(3)]))
+assert (session.run(feeds)["y"] == 1).all()
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "at_once"), [("u", 1), ("t", 6.25)]
+)  # copies of three loops, and in the last two, zeros and a mask
+def test_what_loops_return_to_nobody_counts_to_the_end_of_a_run(returned: str, at_once: int, tmp_path: Path) -> None:
+    plan = _plan(_carrying(returned), inputs={"x": np.ones(4, np.float32), "n": np.array(5)})
+    assert plan.predicted_bytes is not None
+    if not process_memory.is_measurable():
+        return
+    plan.save(tmp_path / "planned.onnx")
+    command = [sys.executable, "-c", GROWTH, str(tmp_path / "planned.onnx")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert plan.predicted_bytes == pytest.approx(4 * CARRIED * at_once, rel=0.05)
+    assert int(told.stdout) == pytest.approx(plan.predicted_bytes, rel=0.1)
 
 
 HALF = {"x": np.random.default_rng(0).standard_normal(N, np.float32)}
