@@ -148,13 +148,15 @@ def run(
     if not device.is_host:
         with session(model, device, options) as (made, pool):
             nodes, workspace = _run_on_cuda(made, pool, model, given, inputs is None, spent)
-            return _seen(model, device, (nodes,), workspace)
+            return _calibrating_run(model, device, (nodes,), workspace)
     once = partial(_run_once, model=model, given=given, generated=inputs is None, spent=spent, persisting=persisting)
     try:
         written, results = _run_on_host(model, options, wanted, once)
     finally:
         ort.shrink_host_memory()
-    seen = _seen(model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {})
+    seen = _calibrating_run(
+        model, device, profile.read_runs(written), profile.read_workspace(memory) if memory.is_file() else {}
+    )
     return replace(seen, results=results)
 
 
@@ -254,7 +256,7 @@ def _run_on_cuda(
     return tuple(sorted(last, key=lambda run: run.begin)), workspace_of(last, start, events)
 
 
-def _seen(
+def _calibrating_run(
     model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int]
 ) -> CalibratingRun:
     inner = inner_names(model)
@@ -407,10 +409,10 @@ def _results(model: ir.Model, binding: Any) -> Results:
     """What a run gave: of each output what tells apart other bits."""
     kinds = {str(value.name): kind_of(value.type) for value in model.graph.outputs}
     results = zip(kinds, binding.get_outputs(), strict=True)
-    return tuple(_told_apart(feeding.to_python(value, kinds[name])) for name, value in results)
+    return tuple(_fingerprint(feeding.to_python(value, kinds[name])) for name, value in results)
 
 
-def _told_apart(result: Any) -> tuple[object, ...]:
+def _fingerprint(result: Any) -> tuple[object, ...]:
     if not isinstance(result, np.ndarray):
         return (repr(result),)
     if result.dtype.kind == "O":
