@@ -232,7 +232,7 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
     pytest.importorskip("onnxruntime")
     told: list[str] = []
     found = memonger.fit(
-        model, "24KiB", mode="inference", device="cpu", frontier=3, progress=told.append, effort=EFFORT
+        model, "24KiB", mode="inference", device="cpu", chunks="off", frontier=3, progress=told.append, effort=EFFORT
     )
     sizes = [point.size for point in found.frontier]
     assert sizes == [found.size // 3, 2 * found.size // 3, found.size]
