@@ -105,9 +105,9 @@ def separate_parameters(
     shared = _shared(model)
     chosen = _chosen(model, shared, patterns)
     if patterns is None:
-        _tell_of_others(model, {name: uses for name, uses in shared.items() if name not in chosen})
-        _tell_of_transposed(model)
-        _tell_of_folded(model)
+        _warn_of_others(model, {name: uses for name, uses in shared.items() if name not in chosen})
+        _warn_of_transposed(model)
+        _warn_of_folded(model)
     if not chosen and patterns is None:
         return model
     trained = parameters.trainable(model)
@@ -180,7 +180,7 @@ def _is_fresh(model: Model, name: str) -> bool:
     return bool(np.all(content == content[0]))
 
 
-def _tell_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
+def _warn_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
     """Warn of what is read as one kind of parameter in several places, and may be several."""
     for name, uses in shared.items():
         alike = [use for use in uses if (use.op_type, use.index) == (uses[0].op_type, uses[0].index)]
@@ -193,7 +193,7 @@ def _tell_of_others(model: Model, shared: Mapping[str, Sequence[_Use]]) -> None:
             )  # fmt: skip
 
 
-def _tell_of_transposed(model: Model) -> None:
+def _warn_of_transposed(model: Model) -> None:
     """Warn of matrices that are each other's transpose: one parameter that the exporter stored twice, as of tied heads.
 
     Of each only a corner is read, and all of it where the corners agree.
@@ -218,7 +218,7 @@ def _tell_of_transposed(model: Model) -> None:
             corners.setdefault(corner.tobytes(), (name, matrix))
 
 
-def _tell_of_folded(model: Model) -> None:
+def _warn_of_folded(model: Model) -> None:
     """Warn of parameters that became constants in the export, as of ``x @ w.t()``: nothing says how, so none trains."""
     names = set(_PARAMETERS.findall(model.graph.metadata_props.get(parameters.EXPORTED_SIGNATURE, "")))
     trained = set(parameters.trainable(model))

@@ -95,7 +95,7 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
         "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
     }  # fmt: skip
     lines = (_turns_line(sections), sentence(gap, tolerance, stock, explanation, case.what))
-    rows = (_own_row(ours.measured), *_stock_rows(sections))
+    rows = (_planned_row(ours.measured), *_stock_rows(sections))
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
 
 
@@ -115,7 +115,7 @@ def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any
     }
 
 
-def _own_row(ours: Measured) -> dict[str, Any]:
+def _planned_row(ours: Measured) -> dict[str, Any]:
     """The planned session's row of the table."""
     return {
         "session": "planned", "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,

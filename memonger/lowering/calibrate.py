@@ -164,13 +164,14 @@ def run(
     if not device.is_host:
         with session(written, device, options) as (made, pool):
             nodes, workspace = _run_on_cuda(made, pool, once)
-            return _seen(model, device, (nodes,), workspace, first)
+            return _calibrating_run(model, device, (nodes,), workspace, first)
     try:
         profiled, results = _run_on_host(written, options, wanted, once)
     finally:
         ort.shrink_host_memory()
     workspace = profile.read_workspace(memory) if memory.is_file() else {}
-    return replace(_seen(model, device, profile.read_runs(profiled), workspace, first), results=results)
+    found = _calibrating_run(model, device, profile.read_runs(profiled), workspace, first)
+    return replace(found, results=results)
 
 
 class _PersistentFeeds:
@@ -271,7 +272,7 @@ def _run_on_cuda(
     return tuple(sorted(last, key=lambda run: run.begin)), workspace_of(last, start, events)
 
 
-def _seen(
+def _calibrating_run(
     model: ir.Model, device: Device, runs: Sequence[Sequence[profile.NodeRun]], workspace: dict[str, int],
     first: FirstPlan | None,
 ) -> CalibratingRun:  # fmt: skip
@@ -429,10 +430,10 @@ def _results(model: ir.Model, binding: Any) -> Results:
     """What a run gave: of each output what tells apart other bits."""
     kinds = {str(value.name): kind_of(value.type) for value in model.graph.outputs}
     results = zip(kinds, binding.get_outputs(), strict=True)
-    return tuple(_told_apart(feeding.to_python(value, kinds[name])) for name, value in results)
+    return tuple(_fingerprint(feeding.to_python(value, kinds[name])) for name, value in results)
 
 
-def _told_apart(result: Any) -> tuple[object, ...]:
+def _fingerprint(result: Any) -> tuple[object, ...]:
     if not isinstance(result, np.ndarray):
         return (repr(result),)
     if result.dtype.kind == "O":

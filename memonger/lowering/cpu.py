@@ -111,7 +111,7 @@ def _turned_product(op: Emitter, node: ir.Node) -> ir.Value:
     x, (*groups, count, rows, width) = op.given(turn, 0), op.dims(y)
     group = math.prod(groups)
     stack, flags = op.reshape(x, (group * rows, count, op.dims(x)[-1])), [ir.AttrInt64("transBatchA", 1)]
-    made = _own(op, node, "FusedMatMul", [stack, op.constant(matrix[None])], flags)
+    made = _fused_node(op, node, "FusedMatMul", [stack, op.constant(matrix[None])], flags)
     if not groups:
         return made
     made.shape = ir.Shape([count, group * rows, width])
@@ -154,10 +154,10 @@ def _transposed_product(op: Emitter, node: ir.Node, exact: bool) -> ir.Value:
         if node.op_type == "MatMul" and name in flags and transposed is not None:
             producer = transposed.producer()
             inputs[index] = None if producer is None else producer.inputs[0]
-    return _own(op, node, "FusedMatMul", inputs, [ir.AttrInt64(name, flag) for name, flag in flags.items()])
+    return _fused_node(op, node, "FusedMatMul", inputs, [ir.AttrInt64(name, flag) for name, flag in flags.items()])
 
 
-def _own(
+def _fused_node(
     op: Emitter, node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr]
 ) -> ir.Value:
     """A node of onnxruntime's own in another one's place."""
@@ -182,7 +182,7 @@ def _fused_product(op: Emitter, node: ir.Node) -> ir.Value:
     product = _product_behind(node)
     assert product is not None
     attributes = [*product.attributes.values(), ir.AttrString("activation", node.op_type)]
-    return _own(op, node, "FusedGemm", product.inputs, attributes)
+    return _fused_node(op, node, "FusedGemm", product.inputs, attributes)
 
 
 def _portion(node: ir.Node) -> int:

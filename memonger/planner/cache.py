@@ -114,7 +114,9 @@ class Entry:
             plan.origins, plan.notes, plan.peak_before_bytes, tuple(live),
         )  # fmt: skip
         model = with_record(plan.open_model, plan.record())
-        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(beside), separators=(",", ":"), default=_plain)
+        model.metadata_props[KEY] = json.dumps(
+            dataclasses.asdict(beside), separators=(",", ":"), default=lambda number: number.item()
+        )
         try:
             _check_replaceable(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,12 +182,6 @@ def _check_replaceable(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a pipe, say: writing would wait for who reads it
         raise OSError(f"{path.name} is there, and is no file")
-
-
-def _plain(number: Any) -> int | float:
-    """A number of numpy's as one of Python's."""
-    found: int | float = number.item()
-    return found
 
 
 def _options(options: Options) -> str | None:

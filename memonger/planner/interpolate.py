@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from memonger.graph.graph import Graph
+from memonger.graph.graph import Alias, Graph
 from memonger.schedule import Outcome, Request
 from memonger.schedule.orders import ORDERS
 from memonger.schedule.recompute import Budgets
@@ -19,6 +19,9 @@ from memonger.units import MOST_BATCH
 
 POINTS = 3
 """Sizes that give a polynomial of degree 2."""
+
+PLACED = ("subview", "optional")
+"""Aliases whose byte depends on the size; see `Interpolation.request`."""
 
 Structure = tuple[object, ...]
 Schedule = tuple[int, ...]
@@ -32,9 +35,8 @@ def structure(graph: Graph) -> Structure:
     written = [value for writes in graph.writes for value in writes]
     number = {value: place for place, value in enumerate(written)}
 
-    def pairs(of_nodes: Sequence[Sequence[tuple[int, int]]]) -> Structure:
-        named = graph.values
-        return tuple(tuple((number.get(a, named[a]), number[b]) for a, b in each) for each in of_nodes)
+    def described(alias: Alias) -> Structure:
+        return alias.kind, number.get(alias.source, graph.values[alias.source]), number[alias.target]
 
     return (
         graph.nodes,
@@ -44,8 +46,10 @@ def structure(graph: Graph) -> Structure:
         tuple(tuple(number[value] for value in reads if value in number) for reads in graph.reads),
         tuple(map(len, graph.writes)),
         tuple(number[value] for value in graph.outputs if value in number),
-        *map(pairs, (graph.views, graph.inplace, graph.updates)),
-        tuple(tuple((number[a], number[b]) for a, b in each if a in number) for each in graph.runtime_aliases),
+        tuple(
+            tuple(described(a) for a in each if a.kind not in PLACED and (a.kind != "runtime" or a.source in number))
+            for each in graph.aliases
+        ),
     )
 
 

@@ -116,7 +116,7 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
     kept = None if isinstance(source, BasePlan) else cache.entry(source, chosen, device_of(chosen.device))
     found = kept.read() if kept is not None else None
     if found is not None:
-        own, _ = _own(source, chosen)
+        own, _ = _loaded(source, chosen)
         return dataclasses.replace(found, source=own, planning_seconds=time.perf_counter() - begin)
     refused = kept.read_refusal() if kept is not None else None
     if refused is not None:
@@ -322,7 +322,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     """
     report_progress, device = options.progress or _silent, device_of(options.device)
     report_progress("load")
-    own, open_in_file = _own(source, options)
+    own, open_in_file = _loaded(source, options)
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."
@@ -399,7 +399,7 @@ def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]
     return dataclasses.replace(options, mode="inference"), (note,)
 
 
-def _own(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
+def _loaded(source: Source | Model, options: Options) -> tuple[Model, Model | None]:
     """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")

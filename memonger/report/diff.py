@@ -144,6 +144,7 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
     offsets = [{p.graph.values[value]: offset for value, offset in p.offsets.items()} for p in (first, second)]
     both = [name for name in offsets[0] if name in offsets[1]]
     totals = {key: [record[key] for record in records] for key in TOTALS}
+    before, after = first.workspace or {}, second.workspace or {}
     return {
         "totals": {key: pair for key, pair in totals.items() if pair[0] != pair[1]},
         "overhead": [r["overhead"] for r in records] if records[0]["overhead"] != records[1]["overhead"] else None,
@@ -153,12 +154,8 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
             "only_in_second": [name for name in dict.fromkeys(again[1]) if name not in set(again[0])],
         },
         "offsets_changed": sum(offsets[0][name] != offsets[1][name] for name in both),
-        "workspace_changed": sum(1 for _ in _changed(first.workspace or {}, second.workspace or {})),
+        "workspace_changed": sum(before.get(name) != after.get(name) for name in {**before, **after}),
     }
-
-
-def _changed(first: Mapping[str, int], second: Mapping[str, int]) -> Iterator[str]:
-    return (name for name in {**first, **second} if first.get(name) != second.get(name))
 
 
 def totals_table(record: Mapping[str, Any]) -> Table:

@@ -152,10 +152,6 @@ def _merge(timeline: Timeline, budget: int, changes: int) -> int:
     return above
 
 
-def _silence() -> float:
-    return 1.0
-
-
 def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options: GreedyOptions) -> int | None:
     """Make moves at this step until it is within the budget, the best first. Returns what `_apply_best` returns.
 
@@ -163,7 +159,7 @@ def _apply_in_bulk(timeline: Timeline, budget: int, above: int, at: int, options
     1978, "Accelerated greedy algorithms for maximizing submodular set functions").
     """
     worst, begin = timeline.labels[at], above
-    noise = options.noise or _silence
+    noise = options.noise or (lambda: 1.0)
     heap = [
         (-promise * (factor := noise()), move, factor) for promise, move, _ in _promising(timeline, budget, at, options)
     ]

@@ -64,14 +64,19 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
             assert joined.tobytes() == whole.tobytes()
 
 
-def told(case: Case) -> bool:
+def has_fixed_sizes(case: Case) -> bool:
     """Whether it takes no empty slice, or is told all sizes of what it gives, so that its plan leaves it whole."""
     return case.op in NEVER_EMPTY or (case.op == "Resize" and len(case.inputs) > 3 and not case.attributes.get("axes"))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.axes and not told(case)], ids=str)
-def test_slices_end_with_an_axis_that_is_shorter_than_planned(case: Case) -> None:
+def test_slices_end_with_an_axis_that_is_shorter_than_planned() -> None:
     """One element is left, so that the first of two slices is cut short, and the second is empty."""
+    tried = [_ends_shorter(case) for case in CASES if case.axes and not has_fixed_sizes(case)]
+    assert sum(tried) > 100
+
+
+def _ends_shorter(case: Case) -> bool:
+    """Whether the case can be tried; it is."""
     model, feeds = _described(case)
     node = model.graph.node(0)
     index = next(index for index, axes in enumerate(case.axes.split("/")) if axes)
@@ -81,7 +86,7 @@ def test_slices_end_with_an_axis_that_is_shorter_than_planned(case: Case) -> Non
     cut = {str(value.name): axis for i, axis in how.inputs.items() if (value := node.inputs[i]) is not None}
     units = {name: feeds[name].shape[axis] for name, axis in cut.items() if name in feeds}
     if units.keys() != cut.keys() or len(set(units.values())) > 1 or max(units.values()) < 3:
-        return
+        return False
     shorter = {n: feed[elements(cut[n], 0, 1)] if n in cut else feed for n, feed in feeds.items()}
     size = max(units.values())
     if node.op_type in ("Reshape", "Expand", "Squeeze"):  # which the whole is told for the whole
@@ -91,8 +96,9 @@ def test_slices_end_with_an_axis_that_is_shorter_than_planned(case: Case) -> Non
         expected = _run(model, shorter, None)
     ended = _run(model, shorter, Band(cut, (SliceStage(0, 1, (0, 2, size)),)))
     for joined, whole in zip(ended, expected, strict=True):
-        assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype)
-        np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5)
+        assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype), case
+        np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5, err_msg=str(case))
+    return True
 
 
 def _run(model: ir.Model, feeds: dict[str, np.ndarray], band: Band | None) -> list[np.ndarray]:

@@ -14,6 +14,7 @@ from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.options import Options
 from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
+from memonger.report.fit import fit_lines
 from memonger.schedule.solution import total_lower_bound
 from tests.support.open_models import block, layers
 from tests.support.planning_models import LOSS
@@ -58,6 +59,11 @@ def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
     assert found.beyond.status == "open"  # what is proven without chunks isn't with them
     assert found.beyond.lower_bound_bytes <= 11_000 < min(found.beyond.total_bytes, found.beyond.whole_bound_bytes)
     assert found.lower_bound_bytes <= found.total_bytes
+    *_, in_chunks, beyond = fit_lines(found, "block")
+    assert "run in chunks" in in_chunks
+    assert beyond.startswith(f"batch {found.size + 1} is open: the smallest plan found takes ")
+    assert "in chunks or not" in beyond
+    assert "without chunks at least" in beyond
     assert whole.beyond.status == "proven"
     with pytest.raises(BudgetError):
         memonger.search_plan(model, batch=found.size + 1, budget=11_000, **options)
@@ -226,7 +232,7 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
     pytest.importorskip("onnxruntime")
     told: list[str] = []
     found = memonger.fit(
-        model, "24KiB", mode="inference", device="cpu", frontier=3, progress=told.append, effort=EFFORT
+        model, "24KiB", mode="inference", device="cpu", chunks="off", frontier=3, progress=told.append, effort=EFFORT
     )
     sizes = [point.size for point in found.frontier]
     assert sizes == [found.size // 3, 2 * found.size // 3, found.size]

@@ -58,6 +58,12 @@ def measure(kind: str, name: str, size: networks.Size, settings: Settings) -> Ro
     return Row(kind, name, size.batch, size.shape, tuple(results))
 
 
+def folder_of(name: str, size: networks.Size, settings: Settings) -> Path:
+    """Where a network of this size goes, and its plans with these settings."""
+    what = json.dumps([size.shape, dict(size.options), settings.device.name, settings.threads, settings.tf32])
+    return settings.folder / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+
+
 def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStack) -> Course:
     """The network exported, unless it is there already, and a planner that ends with ``stack``.
 
@@ -65,8 +71,7 @@ def prepared(name: str, size: networks.Size, settings: Settings, stack: ExitStac
         WorkerError: it can't be exported.
         OutOfTime: the clock ran out.
     """
-    what = json.dumps([size.shape, dict(size.options), settings.device.name, settings.threads, settings.tf32])
-    folder = settings.folder / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    folder = folder_of(name, size, settings)
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / "figures.json"
     if not figures.exists():

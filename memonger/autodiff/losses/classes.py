@@ -73,7 +73,7 @@ class SoftmaxCrossEntropy:
         numbers, x = op.reshape(labels, dims), op.cast(scores, computed_in(scores))
         indices, counted = class_indices(op, labels, numbers, op.dims(scores)[axis], self.ignore_index)
         factors = self._factors(op, x, axis, name)
-        own = None if factors is None else self._own(op, factors, indices)
+        own = None if factors is None else self._label_factors(op, factors, indices)
         share, weight = self._share(op, counted, own, op.size(indices), x.dtype or FLOAT, apart)
         if self.sample_weights is not None:
             share = op.Mul(share, sample_factors(op, self.sample_weights, x))
@@ -98,7 +98,7 @@ class SoftmaxCrossEntropy:
             raise PlanError(f"{name}: class_weights are {len(self.class_weights)}, the classes {dims[axis]}.")
         return op.constant(np.array(self.class_weights, (x.dtype or FLOAT).numpy()).reshape(dims))
 
-    def _own(self, op: Emitter, factors: ir.Value, indices: ir.Value) -> ir.Value:
+    def _label_factors(self, op: Emitter, factors: ir.Value, indices: ir.Value) -> ir.Value:
         """The factor of each label's class."""
         count = op.size(factors)
         return op.Gather(op.reshape(factors, (count,)), op.Min(indices, op.constant(count - 1, indices.dtype)))

@@ -18,7 +18,7 @@ def _axes(op: Emitter, node: ir.Node) -> tuple[int, ...]:
     return tuple(sorted(axis % rank for axis in axes))
 
 
-def _kept(op: Emitter, node: ir.Node, *values: ir.Value) -> tuple[ir.Value, ...]:
+def _with_reduced_axes(op: Emitter, node: ir.Node, *values: ir.Value) -> tuple[ir.Value, ...]:
     """Values of the output's shape, with the reduced axes as axes of size 1."""
     axes = _axes(op, node)
     dims = [1 if axis in axes else size for axis, size in enumerate(op.dims(node.inputs[0]))]
@@ -26,7 +26,7 @@ def _kept(op: Emitter, node: ir.Node, *values: ir.Value) -> tuple[ir.Value, ...]
 
 
 def _spread(op: Emitter, node: ir.Node, dy: ir.Value) -> ir.Value:
-    return op.expand(_kept(op, node, dy)[0], op.dims(node.inputs[0]))
+    return op.expand(_with_reduced_axes(op, node, dy)[0], op.dims(node.inputs[0]))
 
 
 @gradient("ReduceSum")
@@ -43,7 +43,7 @@ def _mean(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 @gradient("ReduceMax", "ReduceMin")
 def _extremum(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     """Equal elements share the gradient evenly, as with torch.amax."""
-    dy, y = _kept(op, node, dy, node.outputs[0])
+    dy, y = _with_reduced_axes(op, node, dy, node.outputs[0])
     mask = masks.equal(op, op.given(node, 0), y)
     return op.Mul(mask, op.Div(dy, op.sum(mask, _axes(op, node), keepdims=True)))
 
@@ -56,19 +56,21 @@ def _prod(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     x = op.given(node, 0)
     zero = masks.equal(op, x, op.constant(0.0, x.dtype))
     factors = op.Add(x, zero)
-    rest = op.Mul(_kept(op, node, dy)[0], op.ReduceProd(factors, op.ints(*axes), keepdims=1) if axes else factors)
+    rest = op.Mul(
+        _with_reduced_axes(op, node, dy)[0], op.ReduceProd(factors, op.ints(*axes), keepdims=1) if axes else factors
+    )
     return op.Mul(op.Div(rest, factors), masks.equal(op, op.sum(zero, axes, keepdims=True), zero))
 
 
 @gradient("ReduceL1")
 def _l1(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(masks.sign(op, op.given(node, 0)), _kept(op, node, dy)[0])
+    return op.Mul(masks.sign(op, op.given(node, 0)), _with_reduced_axes(op, node, dy)[0])
 
 
 @gradient("ReduceL2")
 def _l2(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
     """x / y, and 0 where y is."""
-    dy, y = _kept(op, node, dy, node.outputs[0])
+    dy, y = _with_reduced_axes(op, node, dy, node.outputs[0])
     safe = op.Add(y, masks.equal(op, y, op.constant(0.0, y.dtype)))
     return op.Mul(node.inputs[0], op.Div(dy, safe))
 
@@ -80,10 +82,10 @@ def _log_sum(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
 
 @gradient("ReduceLogSumExp")
 def _log_sum_exp(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    dy, y = _kept(op, node, dy, node.outputs[0])
+    dy, y = _with_reduced_axes(op, node, dy, node.outputs[0])
     return op.Mul(op.Exp(op.Sub(node.inputs[0], y)), dy)
 
 
 @gradient("ReduceSumSquare")
 def _sum_square(op: Emitter, node: ir.Node, dy: ir.Value) -> Gradient:
-    return op.Mul(node.inputs[0], _kept(op, node, op.Mul(dy, 2.0))[0])
+    return op.Mul(node.inputs[0], _with_reduced_axes(op, node, op.Mul(dy, 2.0))[0])
