@@ -133,9 +133,7 @@ def test_inductor_takes_it_as_its_partition_function() -> None:
     def gradients(of: memonger.torch.Partitioner) -> list[torch.Tensor]:
         """By PyTorch's compiler but for its last stage, which needs one of C++."""
         torch.compiler.reset()
-        compiler = partial(
-            compile_fx.compile_fx, inner_compile=uncompiled, config_patches={"custom_partitioner_fn": of}
-        )
+        compiler = partial(compile_fx.compile_fx, inner_compile=uncompiled, config_patches=of.options)
         return step(torch.compile(module, backend=compiler), module, inputs)[1]
 
     assert all(map(torch.equal, gradients(partition), gradients(whole)))
