@@ -1,20 +1,28 @@
 """Training steps of PyTorch in a budget, beside what PyTorch has: ``python -m benchmarks.training.torch_budgets``.
 
 Every contestant runs PyTorch's own kernels one by one (no compiler), so that what is compared is which values are kept:
-the step as it is; its own checkpoints (of a package's network: one a block; else the square root of its stages);
-AOTAutograd's ``activation_memory_budget``; and `memonger.torch.backend` with the peak that each of these was measured
-to have as its budget, and with 70, 50 and 30 % of the step as it is. Peaks count every storage, parameters and
-gradients included; steps take turns. A network is measured in a process of its own. Written to torch_budgets.txt where
-no network is left out.
+the step as it is; its own checkpoints (a package's, of a DenseNet ``efficient=True``, else `checkpoint_sequential` or a
+block each); AOTAutograd's ``activation_memory_budget``; `memonger.torch.backend` and `memonger.torch.checkpoint` at 70,
+50 and 30 % of the step as it is, and with the peak that each of the others was measured to have as their budget. Peaks
+count every storage, parameters and gradients included; steps take turns.
+
+``activation_memory_budget`` is given batch normalizations as what they compute and what they write apart: else its
+partition saves running statistics to compute them again, which the forward pass has changed by then, and the backward
+pass refuses ("modified by an inplace operation"). In PyTorch's compiler decompositions do that; here kernels stay.
+
+A network is measured in a process of its own, in a minute or two. Written to torch_budgets.txt where no network is left
+out; measured networks are kept in torch_budgets.json: ``--resume`` goes on, ``--minutes`` ends a run.
 """
 
+import argparse
 import gc
 import json
+import math
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +34,47 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import memonger.torch
-from benchmarks.machine import Table, chosen, geometric_mean, keep, stamp
-from benchmarks.training.side_by_side import networks
+from benchmarks.machine import Record, Table, geometric_mean, keep, progress, stamp
+from benchmarks.training.step_networks import NETWORKS, inputs_of
+from memonger.errors import BudgetError, PlanError
 from memonger.torch import budget
 from memonger.units import MiB
 from tests.support.live_storages import LiveStorages, counted
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"gpt": {"dropout": 0.1}, "mobilenet_v2": {"dropout": 0.2}}
-NETWORKS = ("resnet50", "densenet121", "mobilenet_v2", "bert", "gpt", "llama", "convnext_tiny", "swin_tiny", "unet")
 SHARES = (0.7, 0.5, 0.3)
 ACTIVATION_BUDGETS = (0.5, 0.1)
 TURNS, SEED = 3, 3
+OWN, BACKEND, EAGER = "its own checkpoints", "memonger", "memonger, eager"
 TABLE = Table(
-    "network<14", "step<24", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "bits<6", "seconds>8.1f"
+    "network<14", "step<28", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "error>9.1e", "seconds>8.1f"
 )
+
+aten = torch.ops.aten
+
+
+def _normalized(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """A batch normalization by its own batch, and the new statistics computed from what that returns."""
+    if not training:
+        return NotImplemented
+    y, own, inverse = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    count = x.numel() / x.shape[1]
+    own_var = (1 / inverse.square() - eps) * (count / (count - 1))
+    return y, own, inverse, own.lerp(mean, 1 - momentum), own_var.lerp(var, 1 - momentum)
+
+
+def _normalized_backward(grad: Any, x: Any, weight: Any, mean: Any, var: Any, *others: Any) -> Any:
+    """Its backward pass reads no running statistics."""
+    if mean is None or not others[2]:
+        return NotImplemented
+    return aten.native_batch_norm_backward(grad, x, weight, None, None, *others)
+
+
+APART = {
+    aten._native_batch_norm_legit_functional.default: _normalized,
+    aten.native_batch_norm_backward.default: _normalized_backward,
+}
 
 
 class Loss(nn.Module):
@@ -57,11 +92,10 @@ class Contest:
     """One network, and its steps."""
 
     def __init__(self, name: str) -> None:
-        own = networks.size_of(name, "cpu")
+        row = NETWORKS[name]
         torch.manual_seed(SEED)
-        self.network = networks.build(name, {**own.options, **OPTIONS.get(name, {})}).train()
-        arrays = networks.data(networks.NETWORKS[name], own, own.batch)
-        self.inputs = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["labels"])
+        self.network = row.build().train()
+        self.inputs = inputs_of(row)
         self.first = {key: value.clone() for key, value in self.network.state_dict().items()}
         self.expected = self.gradients(Loss(self.network, self.network))
 
@@ -79,9 +113,11 @@ class Contest:
         self.once(run)
         return [one.grad.clone() for one in self.network.parameters() if one.grad is not None]
 
-    def has_bits(self, run: Callable[..., torch.Tensor]) -> bool:
-        found = self.gradients(run)
-        return len(found) == len(self.expected) and all(map(torch.equal, found, self.expected))
+    def error(self, run: Callable[..., torch.Tensor]) -> float:
+        """The largest difference of gradients from those of the step as it is, over the largest of these."""
+        pairs = list(zip(self.gradients(run), self.expected, strict=True))
+        largest = max(float(one.abs().max()) for one in self.expected)
+        return max(float((one - other).abs().max()) for one, other in pairs) / largest
 
     def there(self) -> list[torch.Tensor]:
         self.network.zero_grad()
@@ -101,119 +137,169 @@ class Contest:
         return mode.peak
 
 
-def measured(name: str) -> list[dict[str, Any]]:
-    """The rows of a network."""
-    contest, rows, runs = Contest(name), list[dict[str, Any]](), dict[str, Callable[[], float]]()
+class Eager(nn.Module):
+    """A network and its loss, as a module that `memonger.torch.checkpoint` takes."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.network(x), labels)
+
+
+class Rows:
+    """Measures contestants, and keeps what is measured."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rows = name, list[dict[str, Any]]()
+        self._runs = dict[str, Callable[[], float]]()
 
     def add(
-        label: str,
-        run: Callable[..., torch.Tensor],
-        modes: list[LiveStorages] | None,
-        own: Contest = contest,
-        **more: Any,
-    ) -> int:
+        self, label: str, contest: Contest, run: Callable[..., torch.Tensor], modes: list[LiveStorages] | None = None,
+        asked: int | None = None, plan: Callable[[], memonger.torch.StepPlan] | None = None,
+    ) -> int:  # fmt: skip
+        """Bytes at the peak; 0 where it fails."""
+        row: dict[str, Any] = {"step": label, "budget": asked}
+        self.rows.append(row)
         try:
-            bits = own.has_bits(run)  # the first run of what is compiled compiles it
+            row["error"] = contest.error(run)  # the first run of what is compiled compiles it
+            row["measured"] = contest.peak(run, modes)
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
-                raise
-            rows.append({"step": label, "fails": f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"})
+            inner = getattr(error, "inner_exception", error)
+            if isinstance(inner, BudgetError):
+                row["smallest"] = inner.smallest
+            else:
+                row["fails"] = f"{type(inner).__name__}: {' '.join(str(inner).split())[:90]}"
             return 0
-        peak = own.peak(run, modes)
-        runs[label] = partial(own.once, run)
-        rows.append({"step": label, "bits": bits, "measured": peak, **more})
-        print(f"  {label}: {peak / MiB:.1f} MiB, {'same bits' if bits else 'other bits'}", file=sys.stderr, flush=True)
-        return peak
+        self._runs[label] = partial(contest.once, run)
+        if plan is not None:
+            row |= {"planned": plan().peak_bytes, "planning": plan().seconds}
+        print(f"  {label}: {row['measured'] / MiB:.1f} MiB, error {row['error']:.1e}", file=sys.stderr, flush=True)
+        return int(row["measured"])
 
-    whole = add("as it is", Loss(contest.network, contest.network), None)
+    def add_eager(self, label: str, asked: int) -> None:
+        """`memonger.torch.checkpoint`."""
+        contest = Contest(self.name)
+        module = Eager(contest.network)
+        try:
+            memonger.torch.checkpoint(module, contest.inputs, asked)
+        except BudgetError as error:
+            self.rows.append({"step": label, "budget": asked, "smallest": error.smallest})
+        except PlanError as error:
+            self.rows.append({"step": label, "budget": asked, "fails": " ".join(str(error).split())[:90]})
+        else:
+            self.add(label, contest, module, None, asked, lambda: memonger.torch.plan_of(module))
+
+    def take_turns(self) -> None:
+        """Every step is timed, one after the other, several times."""
+        times: dict[str, list[float]] = {label: [] for label in self._runs}
+        for _ in range(TURNS):
+            for label, run in self._runs.items():
+                times[label].append(run())
+        for row in self.rows:
+            if row["step"] in times:
+                row["seconds"] = min(times[row["step"]])
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    """The rows of a network."""
+    rows, contest = Rows(name), Contest(name)
+    module = Loss(contest.network, contest.network)
+    whole = rows.add("as it is", contest, module)
     peaks = {}
     if hasattr(contest.network, "checkpointed"):
         other = Contest(name)  # it may stay so
-        checkpointed = Loss(other.network, other.network.checkpointed)
-        peaks["its own checkpoints"] = add("its own checkpoints", checkpointed, None, other)
+        peaks[OWN] = rows.add(OWN, other, Loss(other.network, other.network.checkpointed))
     with counted() as modes:
         for share in ACTIVATION_BUDGETS:
             with functorch.patch(activation_memory_budget=share):
                 made = aot_autograd(
                     fw_compiler=lambda *given: budget.as_it_is(*given),
                     partition_fn=min_cut_rematerialization_partition,
+                    decompositions=APART,
                 )
-                run = torch.compile(Loss(contest.network, contest.network), backend=made)
                 label = f"activation budget {share}"
-                peaks[label] = add(label, run, modes)
-        asked = {f"memonger {share:.0%}": int(whole * share) for share in SHARES}
-        asked |= {
-            f"memonger, {label.replace('activation budget', 'as')}": peak for label, peak in peaks.items() if peak
-        }
-        for label, most in {"memonger, no budget": None, **asked}.items():
+                torch.compiler.reset()
+                peaks[label] = rows.add(label, contest, torch.compile(module, backend=made, fullgraph=True), modes)
+        asked = {f"{share:.0%}": int(whole * share) for share in SHARES}
+        asked |= {f"as {label}": peak for label, peak in peaks.items() if peak}
+        for label, most in {"no budget": None, **asked}.items():
             backend = memonger.torch.backend(most)
-            run = torch.compile(Loss(contest.network, contest.network), backend=backend)
-            try:
-                add(label, run, modes, budget=most or 0, plans=backend.plans)
-            except torch._dynamo.exc.BackendCompilerFailed as error:
-                smallest = getattr(error.inner_exception, "smallest", None)
-                rows.append({"step": label, "budget": most, "smallest": smallest})
-    times: dict[str, list[float]] = {label: [] for label in runs}
-    for _ in range(TURNS):
-        for label, run in runs.items():
-            times[label].append(run())
-    for row in rows:
-        row["seconds"] = min(times[row["step"]]) if row["step"] in times else None
-        plans = row.pop("plans", None)
-        if plans:
-            row |= {"planned": plans[-1].peak_bytes, "planning": plans[-1].seconds}
-    return rows
+            compiled = torch.compile(module, backend=backend, fullgraph=True)
+            rows.add(f"{BACKEND}, {label}", contest, compiled, modes, most, lambda made=backend: made.plans[-1])
+    for label, most in asked.items():
+        rows.add_eager(f"{EAGER}, {label}", most)
+    rows.take_turns()
+    return rows.rows
 
 
-def lines(names: tuple[str, ...]) -> Iterator[str]:
-    """The table as it grows."""
+def shown(name: str, row: dict[str, Any], once: float) -> str:
+    """A line of the table."""
+    asked = row.get("budget")
+    begin = f"{name:14} {row['step']:28}" + (" " * 10 if asked is None else f" {asked / MiB:9.1f}")
+    if "fails" in row:
+        return f"{begin} fails: {row['fails']}"
+    if "smallest" in row:
+        return f"{begin} can't be held: {row['smallest'] / MiB:.1f} can"
+    planned = row["planned"] / MiB if "planned" in row else None
+    return TABLE.row(
+        name, row["step"], None if asked is None else asked / MiB, planned, row["measured"] / MiB,
+        row["seconds"] / once, row["error"] or "none", row.get("planning"),
+    )  # fmt: skip
+
+
+def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
+    """The table."""
     yield "Training steps of PyTorch in a budget; MiB; time: of a step ÷ the step as it is, the fastest of turns"
     yield from stamp("training.torch_budgets", ("torch", "transformers", "numpy"))
-    yield "bits: whether all gradients are those of the step as it is: what AOTAutograd traces may round otherwise"
-    yield "seconds: to plan"
+    yield "error: largest difference of gradients from those of the step as it is, over the largest of these"
+    yield "seconds: to plan. PyTorch's own compiler isn't there: it takes minutes to compile a network"
+    missing = ", ".join(name for name in names if name not in record.rows)
+    yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
     yield from ("", TABLE.heading)
     ratios: dict[str, list[float]] = {}
     for name in names:
-        command = [sys.executable, "-m", "benchmarks.training.torch_budgets", "--apart", name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            yield f"{name:14} failed"
-            continue
-        rows = json.loads(done.stdout.splitlines()[-1])
-        once = rows[0]["seconds"]
+        rows = record.rows.get(name, {}).get("rows", [])
         of_label = {row["step"]: row for row in rows}
         for row in rows:
-            if "fails" in row:
-                yield f"{name:14} {row['step']:24} fails: {row['fails']}"
-                continue
-            if "measured" not in row:
-                least = "?" if row["smallest"] is None else f"{row['smallest'] / MiB:.1f}"
-                yield f"{name:14} {row['step']:24} {row['budget'] / MiB:9.1f} can't be held: {least} can"
-                continue
-            planned, most = row.get("planned", 0) / MiB, row.get("budget", 0) / MiB
-            bits = "same" if row["bits"] else "other"
-            time_ratio = row["seconds"] / once
-            yield TABLE.row(
-                name, row["step"], most, planned, row["measured"] / MiB, time_ratio, bits, row.get("planning", 0.0)
-            )
-            other = row["step"].removeprefix("memonger, ").replace("as ", "activation budget ", 1)
-            if row["step"].startswith("memonger, ") and other in of_label:
-                ratios.setdefault(other, []).append(row["seconds"] / of_label[other]["seconds"])
+            yield shown(name, row, rows[0]["seconds"])
+            who, _, other = row["step"].partition(", as ")
+            if other in of_label and "seconds" in row:
+                ratios.setdefault(f"{who}'s time ÷ that of {other}", []).append(
+                    row["seconds"] / of_label[other]["seconds"]
+                )
     yield ""
-    for other, found in ratios.items():
-        mean = geometric_mean(found)
-        yield f"memonger's time ÷ that of {other} within its peak: {mean:.2f} over {len(found)} networks"
+    for words, found in ratios.items():
+        yield f"{words} within its peak: {geometric_mean(found):.2f} over {len(found)} networks"
 
 
 def main() -> None:
     """Measure what is asked for, and print what is measured."""
     warnings.filterwarnings("ignore")
     torch._dynamo.config.recompile_limit = 64  # one module for all contestants
+    torch._dynamo.config.allow_rnn = True
     if sys.argv[1:2] == ["--apart"]:
-        sys.stdout.write(json.dumps(measured(sys.argv[2])) + "\n")
+        with torch.backends.mkldnn.flags(enabled=NETWORKS[sys.argv[2]].mkldnn):
+            sys.stdout.write(json.dumps(measured(sys.argv[2])) + "\n")
         return
-    names, is_whole = chosen(__doc__, NETWORKS)
-    keep(lines(names), Path(__file__).with_suffix(".txt") if is_whole else None)
+    parser, every = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]), tuple(NETWORKS)
+    parser.add_argument("names", nargs="*", choices=(*every, []), metavar="NAME", help=f"of {', '.join(every)}")
+    parser.add_argument("--resume", action="store_true", help="keep what torch_budgets.json has")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no network is begun after so many")
+    asked = parser.parse_args()
+    names, path = asked.names or every, Path(__file__)
+    is_kept = asked.resume or not asked.names
+    record = Record(path.with_suffix(".json") if is_kept else None, asked.resume, asked.minutes)
+    for name in progress(list(names), record, record.rows.__contains__):
+        print(name, flush=True)
+        command = [sys.executable, "-m", "benchmarks.training.torch_budgets", "--apart", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            print(f"{name} failed", flush=True)
+        else:
+            record.add(name, {"rows": json.loads(done.stdout.splitlines()[-1])})
+    keep(lines(record, every if is_kept else names), path.with_suffix(".txt") if is_kept else None)
 
 
 if __name__ == "__main__":

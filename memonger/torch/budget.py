@@ -97,6 +97,15 @@ class Partitioner(CustomPartitionerFn):
             )
         return split(gm, step, schedule)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``torch.compile(module, options=...)`` is given so that its peak is the planned one.
+
+        With its ``layout_optimization`` PyTorch's compiler copies the weights of convolutions into another layout in
+        the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
+        """
+        return {"custom_partitioner_fn": self, "layout_optimization": False}
+
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
         settings = repr((version("memonger"), self.budget, self.state_bytes)).encode()
@@ -110,8 +119,7 @@ def partitioner(budget: str | int | None, optimizer: torch.optim.Optimizer | int
 
     For ``torch.compile`` with PyTorch's own compiler::
 
-        options = {"custom_partitioner_fn": memonger.torch.partitioner("4GiB", optimizer)}
-        step = torch.compile(module, options=options)
+        step = torch.compile(module, options=memonger.torch.partitioner("4GiB", optimizer).options)
 
     or wherever AOTAutograd takes a ``partition_fn``. What is counted: parameters, buffers, inputs, gradients, the
     optimizer's state, and all that both passes compute, at every operator, views and shared storages once. What is

@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from memonger.errors import PlanError
 from memonger.graph.costs import INTENSITY
 
 _CUDA_PIECE = 512
@@ -14,6 +15,23 @@ _CUDA_PIECE = 512
 
 STATISTICS = ("running_mean", "running_var")
 """Arguments that a batch normalization writes into, though its schema may not say so."""
+
+_UNSIZED = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+"""Operators whose backward pass reads a workspace: on tensors without memory it is empty."""
+
+
+def check_sizes(target: Any) -> None:
+    """Check that what an operator keeps can be told from shapes.
+
+    Raises:
+        PlanError: it can't.
+    """
+    if isinstance(target, torch._ops.OpOverload) and target._opname in _UNSIZED:
+        library = "mkldnn" if "mkldnn" in target._opname else "cudnn"
+        raise PlanError(
+            f"'{target._opname}' keeps a workspace for its backward pass whose size its library alone knows: plan and "
+            f"run the module inside torch.backends.{library}.flags(enabled=False)."
+        )
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

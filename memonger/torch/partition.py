@@ -90,6 +90,7 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
         is_behind = not behind.isdisjoint(node.all_input_nodes)
         if is_behind:
             behind.add(node)
+        operators.check_sizes(node.target)
         if new or operators.runs_once(node.target):  # else it is a view, or a number
             passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
     steps: list[tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]] = []

@@ -147,6 +147,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = target(*args, **kwargs)
         if target in SAC_IGNORED_OPS:
             return result
+        operators.check_sizes(target)
         reads = tuple(dict.fromkeys(self._numbers[one] for one in operators.storages(read) if one in self._numbers))
         node: Any = torch._C._current_autograd_node()
         if node is None:
@@ -236,6 +237,8 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
     with mode, recorder, recorder.watching(module), torch.autograd.set_multithreading_enabled(False):
         try:
             result = module(*inputs)
+        except PlanError:
+            raise
         except Exception as error:  # a module is anybody's code
             raise PlanError(
                 "the module can't run on tensors without memory, as planning has it do: "

@@ -133,9 +133,7 @@ def test_inductor_takes_it_as_its_partition_function() -> None:
     def gradients(of: memonger.torch.Partitioner) -> list[torch.Tensor]:
         """By PyTorch's compiler but for its last stage, which needs one of C++."""
         torch.compiler.reset()
-        compiler = partial(
-            compile_fx.compile_fx, inner_compile=uncompiled, config_patches={"custom_partitioner_fn": of}
-        )
+        compiler = partial(compile_fx.compile_fx, inner_compile=uncompiled, config_patches=of.options)
         return step(torch.compile(module, backend=compiler), module, inputs)[1]
 
     assert all(map(torch.equal, gradients(partition), gradients(whole)))
@@ -202,3 +200,24 @@ def test_what_cannot_be_traced_or_counted_is_said() -> None:
 def test_importing_memonger_does_not_import_torch() -> None:
     code = "import sys, memonger.torch; memonger.torch.__all__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
+
+
+class Broken(nn.Module):
+    """Dynamo ends a graph in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        return self.second(x).tanh().sum()
+
+
+def test_several_graphs_are_warned_of() -> None:
+    made = memonger.torch.backend("1GiB")
+    torch.compiler.reset()
+    with pytest.warns(UserWarning, match="traced as several graphs, of which each holds the budget alone"):
+        torch.compile(Broken(), backend=made)(torch.ones(3, 4)).backward()
+    assert len(made.plans) == 2

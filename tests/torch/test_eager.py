@@ -169,6 +169,29 @@ class Branches(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Recurrent(nn.Module):
+    """Its library keeps a workspace that has no size on tensors without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(8, 8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0].sum()
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the library isn't in this PyTorch")
+def test_a_workspace_that_no_shape_tells_is_refused() -> None:
+    module, x = Recurrent(), torch.randn(4, 6, 8)
+    text = r"'mkldnn_rnn_layer' keeps a workspace .* inside torch.backends.mkldnn.flags\(enabled=False\)\."
+    with pytest.raises(PlanError, match=text):
+        memonger.torch.checkpoint(module, x, "1GiB")
+    with torch.backends.mkldnn.flags(enabled=False):
+        memonger.torch.checkpoint(module, x, "1GiB")
+        assert peak_of(module, (x,)) == memonger.torch.plan_of(module).peak_bytes
+
+
 def test_what_cannot_be_planned_is_said() -> None:
     x = torch.ones(2, 2)
     with pytest.raises(PlanError, match=r"can't run on tensors without memory, .*DataDependent"):
