@@ -174,6 +174,33 @@ def uneven_nodes(
     return found
 
 
+def varying_images(
+    model: ir.Model, shapes: Sequence[Mapping[str, Shape | None]], exact: Collection[str]
+) -> dict[str, str]:
+    """Nodes by name that can't be cut along rows of images where sizes vary, and why.
+
+    Where the number of images varies, and nothing else, slices of rows are the same at each size.
+
+    Args:
+        model: A lowered model.
+        shapes: Of its values at several sizes; see `shapes_at_points`.
+        exact: Operators whose bits are the same on slices whatever the shapes are.
+    """
+    found = {}
+    for node in model.graph:
+        for value in (v for v in (*node.inputs, *node.outputs) if v is not None and v.name):
+            own = [at.get(str(value.name)) for at in shapes]
+            if len(set(own)) == 1 and own[0] is not None:
+                continue
+            if None in own or len({shape[1:] for shape in own if shape is not None}) > 1:
+                found[str(node.name)] = f"has '{value.name}', of which more than the number of images varies"
+            elif operator_name(node) not in exact:
+                found[str(node.name)] = f"has '{value.name}' of so many images: other bits of slices aren't ruled out"
+            elif node.op_type in ("Reshape", "Squeeze"):
+                found[str(node.name)] = "is told the number of images"
+    return found
+
+
 def _common_size(model: ir.Model, seeds: Mapping[str, int]) -> int:
     """The greatest number of equal parts that all seeds have along their axes."""
     if not seeds:

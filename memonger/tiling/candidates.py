@@ -17,6 +17,7 @@ from memonger.graph.session_memory import session_bytes, shares_sessions
 from memonger.ir.marks import AGAIN, STRIP, chunk_of, own_node
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
+from memonger.ir.values import static_shape
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import kept_state
 from memonger.plan import graph_of, parameter_bytes
@@ -181,10 +182,13 @@ class InSlices:
         for copy in copies:
             for index, part in copy.outputs.items():
                 value = of_name[copy.original].outputs[index].name
+                written = copy.node.outputs[index]
                 for own, of_all in zip(made, whole, strict=True):
-                    shape, given, axis = of_all[str(value)], own[str(copy.node.outputs[index].name)], part.axis
+                    shape, given, axis = of_all[str(value)], own[str(written.name)], part.axis
                     length = 0 if shape is None else shape[axis]
                     wanted = min(length, part.end) - min(length, part.begin)
+                    if self.axis == ROWS:  # of which a copy may write more than it gives
+                        wanted = (static_shape(written) or ())[axis]
                     if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
                         found.add(copy.original)
         return found
@@ -247,7 +251,8 @@ def laid_out(
         packed: Bytes of weights that sessions pack again.
         effort: Of the layout.
     """
-    written, trains = in_slices(before.model, bands, bool(job.ranges)), job.training is not None
+    written = in_slices(before.model, bands, bool(job.ranges), how if axis == ROWS else None)
+    trains = job.training is not None
     shares = {str(copy.node.name): copy.share for copies in written.copies for copy in copies}
 
     def part_of(node: ir.Node) -> tuple[str, float]:

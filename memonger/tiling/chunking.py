@@ -41,7 +41,7 @@ from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
-from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes
+from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes, varying_images
 from memonger.tiling.candidates import (
     MOST_NODES,
     UNSURE,
@@ -205,6 +205,7 @@ class ChunkSearch:
                 return None
             if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
                 self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
+                self._refused_rows |= candidate.slices_of(uneven)
                 continue
             checked = candidate.seen(self._check, self._lengths(candidate))
             if not checked.different or self.options.allow_rounding:
@@ -228,10 +229,10 @@ class ChunkSearch:
     def _found(self) -> list[Candidates]:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
-            batch = [axis for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
+            batch = [a for a in self._of_inputs() if a.number == 0 and a.ranges] if not self.job.ranges else []
             elements = filter(None, (self._elements(axis, in_slices(axis, axis.axes.size)) for axis in batch))
             jobs = [*(self.job.again(one.written) for one in elements), self.job]
-            return [asked_for(jobs, asked[1], self._refused_rows)]
+            return [asked_for(jobs, asked[1], self._refused_rows, self._uncut)]
         if asked is not None:
             axis = _along(self.job, asked[0], self._cut_along(_axis_asked_for(self.job, asked[0])))
             return [[self._candidate(self.job, axis, in_slices(axis, asked[1]))]]
@@ -244,14 +245,16 @@ class ChunkSearch:
         found: list[Candidates] = [
             [self._candidate(self.job, axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
         ]
-        if self.job.ranges or self.job.training is not None:
+        if self.job.training is not None:
             return found
-        if len(axes) == 2 and all(axis.ranges for axis in axes):
+        if len(axes) == 2 and not self.job.ranges and all(axis.ranges for axis in axes):
             found += self._rows_of_elements(*axes)
         batches = [(axis, bands[0]) for axis, bands in zip(axes, along, strict=True) if axis.number == 0 and bands]
+        batches = [] if self.job.ranges else batches
         ways = [None, *filter(None, (self._elements(*batch) for batch in batches))]
         for way in ways:
-            self._rows[way] = self._rows.get(way) or RowSearch(self.job if way is None else self.job.again(way.written))
+            job = self.job if way is None else self.job.again(way.written)
+            self._rows[way] = self._rows.get(way) or RowSearch(job, uncut=self._uncut)
         return found + [self._rows[w].candidates(self._refused_rows, self._most, self.most_copies) for w in ways]
 
     def _candidate(self, job: ToSlice, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
@@ -295,6 +298,11 @@ class ChunkSearch:
     def _shapes(self) -> list[dict[str, Shape | None]]:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
+
+    @cached_property
+    def _uncut(self) -> Mapping[str, str]:
+        """Nodes that can't be cut along rows of images at all sizes of the ranges, and why."""
+        return varying_images(self.job.lowered.model, self._shapes, EXACT) if self.job.ranges else {}
 
     def _lengths(self, candidate: InSlices) -> list[int]:
         """The lengths that the axis of a candidate may have, the largest last; none where it has one."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -136,13 +137,13 @@ class BandOfRows:
         return more + round(part * self.packed)
 
 
-def _in_long_stretches(job: ToSlice) -> ToSlice:
+def _in_long_stretches(job: ToSlice, uncut: Mapping[str, str]) -> ToSlice:
     """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
 
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
-    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model), list[int]()
+    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model, uncut), list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         order += _in_long_stretch(list(steps), nodes, rules)
     if order == list(range(len(order))):
@@ -186,6 +187,7 @@ class RowSearch:
     Args:
         job: The model, in the order of its plan.
         asked: The number of slices that was asked for; 0: any.
+        uncut: Nodes by name that are to have images whole, and why.
         lines: How often the rows are there that are kept for later slices.
         results: How often what a band computes for others is there when it ends.
         ends: From the nodes in order to whether a band may end before each; None: before any.
@@ -197,11 +199,12 @@ class RowSearch:
     """
 
     def __init__(
-        self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1,
-        ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None, fitted: Fitted | None = None,
+        self, job: ToSlice, asked: int = 0, uncut: Mapping[str, str] = MappingProxyType({}), *, lines: int = 1,
+        results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
+        fitted: Fitted | None = None,
     ) -> None:  # fmt: skip
-        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job), asked, lines, results
-        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model)
+        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job, uncut), asked, lines, results
+        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model, uncut)
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
         self.fitted = fitted
         rules = zip(self.nodes, self.rules, strict=True)
@@ -351,6 +354,8 @@ class RowSearch:
             needed = min(needed, bytes_)
             needs = max(before + given + bytes_ + workspace / band.slices, before + self.copies * given)
             part = BandOfRows(band, needs, seconds, more, len(own), packed * (band.slices - 1))
+            if part.shares and self.job.runs_in_one:
+                break
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found
@@ -487,16 +492,18 @@ def _path(
     return total, path
 
 
-def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> list[Candidate]:
+def asked_for(
+    jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int], uncut: Mapping[str, str]
+) -> list[Candidate]:
     """The one with bands of so many slices that needs the least memory, of the first of these models that has one.
 
     Raises:
         PlanError: there is none.
     """
-    found = next(filter(None, (RowSearch(job, count).candidates(refused) for job in jobs)), None)
+    found = next(filter(None, (RowSearch(job, count, uncut).candidates(refused) for job in jobs)), None)
     if found is not None:
         return found
-    rules = row_rules(jobs[-1].lowered.model)
+    rules = row_rules(jobs[-1].lowered.model, uncut)
     heights = [rule.height for rule in rules if isinstance(rule, Slicing)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")
