@@ -20,6 +20,7 @@ from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
 from memonger.planner.search_plan import prepare
+from memonger.runtime import onnxruntime as runtime
 from memonger.runtime.partition import cut_chunks
 from memonger.schedule import decide
 from memonger.tiling import chunk_times, chunking
@@ -407,7 +408,7 @@ def test_without_a_device_slices_are_chosen_by_what_operators_compute(
         node.op_type for node in model.graph.node
     ]
     assert not memonger.search_plan(model, budget=whole.total_bytes, **options).chunks
-    monkeypatch.setattr(chunking.onnxruntime, "is_available", lambda: False)
+    monkeypatch.setattr(runtime, "is_available", lambda: False)
     assert not memonger.search_plan(model, **options).chunks
     with pytest.raises(memonger.PlanError, match="found out with onnxruntime, which isn't installed"):
         memonger.search_plan(model, chunks=4, **options)

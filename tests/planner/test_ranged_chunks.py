@@ -212,11 +212,12 @@ def test_strips_of_images_for_a_range_of_batches(
         "first": normal(0, 16, 3, 3, 3) / 4, "k": normal(1, 16, 16, 3, 3) / 8, "tall": normal(2, 16, 16, 5, 1) / 8
     }  # fmt: skip
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items() if name in text)
-    options: dict[str, Any] = {"mode": "inference", "device": "cpu", "threads": 1}
+    options: dict[str, Any] = {"mode": "inference", "dims": {"n": range_}, "device": "cpu", "threads": 1}
     try:
-        plan = memonger.search_plan(model, chunks=f"strips:{strips}", dims={"n": range_}, **options)
+        plan = memonger.search_plan(model, chunks=f"strips:{strips}", **options)
     except memonger.PlanError as error:
-        assert "can't run in" in str(error)
+        if "can't run in" not in str(error):
+            raise
         return
     session, stock = memonger.Session(plan), networks.stock(model)
     for n in range(range_[0], range_[1] + 1, *range_[2:]):
@@ -238,7 +239,7 @@ def test_a_range_of_batches_of_images_runs_in_strips() -> None:
     for name, shape in {"k": (32, 3, 3, 3), "l": (32, 32, 3, 3), "m": (3, 32, 3, 3)}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, *shape) / 8, name))
     options: dict[str, Any] = {"mode": "inference", "device": "cpu", "threads": 1, "max_overhead": 1e9}
-    ranges = {"n": (1, 3), "h": 128}
+    ranges: dict[str, Any] = {"n": (1, 3), "h": 128}
     plan, whole = (memonger.search_plan(model, dims=ranges, chunks=chunks, **options) for chunks in ("auto", "off"))
     assert {band.axis for band in plan.chunks} == {2}
     assert plan.arena_bytes < whole.arena_bytes / 4
