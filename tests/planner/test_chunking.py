@@ -271,11 +271,11 @@ def test_what_cant_be_is_said(options: dict[str, Any], message: str) -> None:
         plan(convolutions(), **options)
 
 
-def test_chunks_are_for_inference_on_the_cpu() -> None:
+def test_a_number_of_chunks_is_for_inference_of_a_model() -> None:
     with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with training"):
         memonger.search_plan(convolutions(), mode="training", loss="y", chunks=2)
-    with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with device='none'"):
-        memonger.search_plan(convolutions(), mode="inference", device="none", chunks=2)
+    with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with a CUDA device"):
+        memonger.search_plan(convolutions(), mode="inference", device="cuda", chunks=2)
     graph = nx.DiGraph()
     graph.add_node("a", bytes=1, cost=1)
     with pytest.raises((memonger.PlanError, TypeError), match="chunks"):
