@@ -20,7 +20,7 @@ from memonger.ir.training_roles import Training
 from memonger.ir.values import static_shape
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import kept_state
-from memonger.plan import graph_of, parameter_bytes
+from memonger.plan import graph_of, parameter_bytes, state_bytes
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import Solution, decide
@@ -260,7 +260,9 @@ def laid_out(
         return (own_node(node) if name in shares or AGAIN in node.metadata_props else name), shares.get(name, 1.0)
 
     made = shared(before, written.model, part_of)
-    asked = asked_of(made, before.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
+    ranges = job.ranges if kept_state.KEY in made.model.metadata_props else None  # in which a state may grow in place
+    request = dataclasses.replace(job.request, budget=None)
+    asked = asked_of(made, before.model, request, job.training, job.device, ranges)
     solution = decide(asked, "none", "file", effort)
     if extra is None:
         working_set = working_set_bytes(solution.graph, assign_storage(solution.graph))
@@ -353,4 +355,5 @@ def asked_of(
     measured = made.calibration or Calibration(None, None)
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges or {})
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
+    base += state_bytes(made.model, graph) - state_bytes(before, request.graph)  # in place it takes one buffer, not two
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)
