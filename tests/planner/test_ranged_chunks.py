@@ -188,7 +188,7 @@ IMAGES = (
 """What random networks of images are made of; rows may become fewer, and once one."""
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     steps=st.lists(st.integers(0, len(IMAGES) - 2), min_size=2, max_size=6),
     ends=st.booleans(),
