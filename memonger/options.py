@@ -306,13 +306,6 @@ EXCLUSIONS = (
     ),
     Exclusion(
         "a number of chunks",
-        "strips with a range of sizes ([dims])",
-        lambda it: it.axis_and_chunks is not None and bool(it.ranges and it.axis_and_chunks[0] == ROWS),
-        "strips are of images of one size",
-        "Leave [chunks] out",
-    ),
-    Exclusion(
-        "a number of chunks",
         "a CUDA device",
         lambda it: it.axis_and_chunks is not None and _is_cuda(it.device),
         "whether slices give the same bits is found out on the CPU",

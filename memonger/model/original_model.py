@@ -36,6 +36,8 @@ def embed(model: ir.Model, original: ir.Model) -> None:
 
     def kept(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         nonlocal left
+        if not _is_large(tensor):
+            return in_memory(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor
         digest = _digest(tensor)
         if digest in held:
             place = _HELD + digest
@@ -47,10 +49,10 @@ def embed(model: ir.Model, original: ir.Model) -> None:
     for body in bodies(original):
         for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
             if value.const_value is not None:
-                value.const_value = kept(value.const_value) if _is_large(value.const_value) else value.const_value
+                value.const_value = kept(value.const_value)
         for node in body:
             for attribute in [one for one in node.attributes.values() if one.type == ir.AttributeType.TENSOR]:
-                if not attribute.is_ref() and _is_large(attribute.value):
+                if not attribute.is_ref():
                     node.attributes.add(ir.AttrTensor(attribute.name, kept(attribute.value)))
     if left <= MOST:
         model.metadata_props[KEY] = to_text(original)

@@ -50,30 +50,23 @@ def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sum
     try:
         lengths = [Cut(node, axes, 1).dims(index)[axis] for index, axis in axes.items()]
         cut = Cut(node, axes, size or math.gcd(*lengths), sums)
-        _refuse_whatever_the_axis(cut)
+        fact = facts(node)
+        is_dropout = node.op_type == "Dropout"  # which draws in training form, and may be that
+        may_draw = not is_dropout or (cut.opset >= 12 and cut.has(2) and bool(cut.constant(2).any()))
+        if subgraphs(node):
+            cut.refuse(f"runs a subgraph, which isn't cut: along axis {cut.axis} of its input")
+        if fact.random and may_draw:
+            cut.refuse(f"draws random numbers, others for slices of axis {cut.axis}")
+        if fact.sized_at_run_time:
+            cut.refuse(f"has outputs whose size only the run can tell; its input is cut along axis {cut.axis}")
+        if fact.shape_only:
+            cut.refuse(f"gives the size of its input, which is cut along axis {cut.axis}")
         rule = RULES.get(cut.operator)
         if rule is None:
             cut.refuse(f"has no rule for running on slices, and depends on axis {cut.axis} of its input")
         return rule(cut)
     except NotCutError as error:
         return sentence(node, str(error))
-
-
-def _refuse_whatever_the_axis(cut: Cut) -> None:
-    fact = facts(cut.node)
-    if subgraphs(cut.node):
-        cut.refuse(f"runs a subgraph, which isn't cut: along axis {cut.axis} of its input")
-    if fact.random and (cut.node.op_type != "Dropout" or _draws(cut)):
-        cut.refuse(f"draws random numbers, others for slices of axis {cut.axis}")
-    if fact.sized_at_run_time:
-        cut.refuse(f"has outputs whose size only the run can tell; its input is cut along axis {cut.axis}")
-    if fact.shape_only:
-        cut.refuse(f"gives the size of its input, which is cut along axis {cut.axis}")
-
-
-def _draws(cut: Cut) -> bool:
-    """Whether a Dropout is, or may be, in training form."""
-    return cut.opset >= 12 and cut.has(2) and bool(cut.constant(2).any())
 
 
 def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str] = _NONE) -> Axes:
@@ -87,7 +80,17 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str
     Raises:
         PlanError: no such value, or no such axis of it.
     """
-    size = _common_size(model, seeds)
+    if not seeds:
+        raise PlanError("no value is given along whose axis the model is to be cut.")
+    dims_of = {str(v.name): static_shape(v) for v in all_values(model.graph) if v.name in seeds}
+    lengths = []
+    for name, axis in seeds.items():
+        dims = dims_of.get(name)
+        if dims is None or not 0 <= axis < len(dims):
+            has = "of a known shape" if dims is None else f"with an axis {axis}: its shape is {list(dims)}"
+            raise PlanError(f"'{name}' is to be cut along axis {axis}, and is no value of the model {has}.")
+        lengths.append(dims[axis])
+    size = math.gcd(*lengths)
     axis_of: dict[ir.Value, int] = {v: seeds[str(v.name)] for v in all_values(model.graph) if v.name in seeds}
     answers: list[Slicing | Refusal | None] = []
     for node in model.graph:
@@ -174,16 +177,28 @@ def uneven_nodes(
     return found
 
 
-def _common_size(model: ir.Model, seeds: Mapping[str, int]) -> int:
-    """The greatest number of equal parts that all seeds have along their axes."""
-    if not seeds:
-        raise PlanError("no value is given along whose axis the model is to be cut.")
-    shapes = {str(v.name): static_shape(v) for v in all_values(model.graph) if v.name in seeds}
-    lengths = []
-    for name, axis in seeds.items():
-        dims = shapes.get(name)
-        if dims is None or not 0 <= axis < len(dims):
-            has = "of a known shape" if dims is None else f"with an axis {axis}: its shape is {list(dims)}"
-            raise PlanError(f"'{name}' is to be cut along axis {axis}, and is no value of the model {has}.")
-        lengths.append(dims[axis])
-    return math.gcd(*lengths)
+def varying_images(
+    model: ir.Model, shapes: Sequence[Mapping[str, Shape | None]], exact: Collection[str]
+) -> dict[str, str]:
+    """Nodes by name that can't be cut along rows of images where sizes vary, and why.
+
+    Where the number of images varies, and nothing else, slices of rows are the same at each size.
+
+    Args:
+        model: A lowered model.
+        shapes: Of its values at several sizes; see `shapes_at_points`.
+        exact: Operators whose bits are the same on slices whatever the shapes are.
+    """
+    found = {}
+    for node in model.graph:
+        for value in (v for v in (*node.inputs, *node.outputs) if v is not None and v.name):
+            own = [at.get(str(value.name)) for at in shapes]
+            if len(set(own)) == 1 and own[0] is not None:
+                continue
+            if None in own or len({shape[1:] for shape in own if shape is not None}) > 1:
+                found[str(node.name)] = f"has '{value.name}', of which more than the number of images varies"
+            elif operator_name(node) not in exact:
+                found[str(node.name)] = f"has '{value.name}' of so many images: other bits of slices aren't ruled out"
+            elif node.op_type in ("Reshape", "Squeeze"):
+                found[str(node.name)] = "is told the number of images"
+    return found

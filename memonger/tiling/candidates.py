@@ -17,9 +17,10 @@ from memonger.graph.session_memory import session_bytes, shares_sessions
 from memonger.ir.marks import AGAIN, STRIP, chunk_of, own_node
 from memonger.ir.operators import operator_name
 from memonger.ir.training_roles import Training
+from memonger.ir.values import static_shape
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model import kept_state
-from memonger.plan import graph_of, parameter_bytes
+from memonger.plan import graph_of, parameter_bytes, state_bytes
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import decide
@@ -182,10 +183,13 @@ class InSlices:
         for copy in copies:
             for index, part in copy.outputs.items():
                 value = of_name[copy.original].outputs[index].name
+                written = copy.node.outputs[index]
                 for own, of_all in zip(made, whole, strict=True):
-                    shape, given, axis = of_all[str(value)], own[str(copy.node.outputs[index].name)], part.axis
+                    shape, given, axis = of_all[str(value)], own[str(written.name)], part.axis
                     length = 0 if shape is None else shape[axis]
                     wanted = min(length, part.end) - min(length, part.begin)
+                    if self.axis == ROWS:  # of which a copy may write more than it gives
+                        wanted = (static_shape(written) or ())[axis]
                     if shape is None or given != (*shape[:axis], wanted, *shape[axis + 1 :]):
                         found.add(copy.original)
         return found
@@ -248,7 +252,8 @@ def laid_out(
         packed: Bytes of weights that sessions pack again.
         effort: Of the layout.
     """
-    written, trains = in_slices(before.model, bands, bool(job.ranges)), job.training is not None
+    written = in_slices(before.model, bands, bool(job.ranges), how if axis == ROWS else None)
+    trains = job.training is not None
     shares = {str(copy.node.name): copy.share for copies in written.copies for copy in copies}
 
     def part_of(node: ir.Node) -> tuple[str, float]:
@@ -256,7 +261,9 @@ def laid_out(
         return (own_node(node) if name in shares or AGAIN in node.metadata_props else name), shares.get(name, 1.0)
 
     made = shared(before, written.model, part_of)
-    asked = asked_of(made, before.model, dataclasses.replace(job.request, budget=None), job.training, job.device)
+    ranges = job.ranges if kept_state.KEY in made.model.metadata_props else None  # in which a state may grow in place
+    request = dataclasses.replace(job.request, budget=None)
+    asked = asked_of(made, before.model, request, job.training, job.device, ranges)
     solution = decide(asked, "none", "file", effort)
     if extra is None:
         working_set = working_set_bytes(solution.graph, assign_storage(solution.graph))
@@ -349,4 +356,5 @@ def asked_of(
     measured = made.calibration or Calibration(None, {})
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges or {})
     base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
+    base += state_bytes(made.model, graph) - state_bytes(before, request.graph)  # in place it takes one buffer, not two
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

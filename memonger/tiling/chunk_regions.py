@@ -21,6 +21,7 @@ from memonger.ir.values import nbytes, static_shape
 from memonger.tiling.axes import Axes, slicing
 from memonger.tiling.chunk_stages import STRIDE, StepSpan, measured
 from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.slices import axes_of_nodes
 
 REACH = 96
 """Steps before and behind the one with most bytes that a region may have."""
@@ -63,7 +64,7 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Reg
     regions: list[tuple[_Region, float]] = []
     now, floor = graph, 0.0
     for _ in range(MOST_REGIONS):
-        needed = _live(now)
+        needed = [int(n) for n in live_bytes(assign_storage(now).buffers, len(now.nodes))]
         place = {step: at for at, step in enumerate(order)}
         least_at = {place[step]: least for region, least in regions for step in region.how}
         worst = max((at for at in range(len(order)) if at not in least_at), key=lambda at: needed[at], default=-1)
@@ -87,11 +88,9 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Reg
             continue
         regions.append((best[2], best[1]))
         order, now = best[3], best[4]
-    return _assembled(nodes, graph, order, now, [region for region, _ in regions])
-
-
-def _live(graph: Graph) -> list[int]:
-    return [int(n) for n in live_bytes(assign_storage(graph).buffers, len(graph.nodes))]
+    how = {step: answer for region, _ in regions for step, answer in region.how.items()}
+    ranges = sorted((_range(now, order, region, nodes) for region, _ in regions), key=lambda part: part.begin)
+    return Regions(tuple(order), now, Axes(1, tuple(map(how.get, order)), {}), tuple(ranges))
 
 
 @dataclass(slots=True)
@@ -130,12 +129,6 @@ def _candidates(
                 if worst in region.how and key not in seen:
                     seen.add(key)
                     yield region
-
-
-def _reads_inputs(node: ir.Node) -> bool:
-    """Whether a node reads nothing that is computed but single numbers."""
-    computed = (v for v in node.inputs if v is not None and v.producer() is not None)
-    return all(math.prod(static_shape(v) or ()) == 1 for v in computed)
 
 
 @dataclass(slots=True)
@@ -177,8 +170,14 @@ class _Growth:
                 pending += self._written_by(node, value, made)
             if value in made:
                 for reader in value.consumers():
-                    if reader in self.steps and reader not in self.answers:
-                        pending += self._read_by(reader, made)
+                    if reader not in self.steps or reader in self.answers:
+                        continue
+                    read = {
+                        i: self.axis_of[v] for i, v in enumerate(reader.inputs) if v is not None and v in self.axis_of
+                    }
+                    how = self._answer(reader, read)
+                    if how and all(self.axis_of.get(reader.outputs[o], a) == a for o, a in how.outputs.items()):
+                        pending += self._take(reader, how, made)
         return self._in_order(nodes, graph, window)
 
     def _answer(self, node: ir.Node, axes: Mapping[int, int]) -> Slicing | None:
@@ -209,16 +208,11 @@ class _Growth:
             newly_cut.append(value)
         return newly_cut
 
-    def _read_by(self, node: ir.Node, made: set[ir.Value]) -> list[ir.Value]:
-        axes = {i: self.axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in self.axis_of}
-        how = self._answer(node, axes)
-        if how is None or any(self.axis_of.get(node.outputs[o], a) != a for o, a in how.outputs.items()):
-            return []
-        return self._take(node, how, made)
-
     def _written_by(self, node: ir.Node, value: ir.Value, made: set[ir.Value]) -> list[ir.Value]:
         """What wrote a value, if it can write slices of it, of what takes no more."""
         place, axis = list(node.outputs).index(value), self.axis_of[value]
+        computed = [v for v in node.inputs if v is not None and v.producer() is not None]
+        reads_inputs = all(math.prod(static_shape(v) or ()) == 1 for v in computed)  # but for single numbers
         for index, read in enumerate(node.inputs):
             for other, length in enumerate((static_shape(read) if read is not None else None) or ()):
                 if length < 2 or length % self.size:
@@ -226,16 +220,12 @@ class _Growth:
                 how = self._answer(node, {index: other})
                 if how is None or how.outputs.get(place) != axis:
                     continue
-                pays = self.is_high[self.steps[node]] or self._takes_no_more(node, how, value)
-                if _reads_inputs(node) or (self.back and pays):
+                read_now = [v for v in computed if v not in self.axis_of and v in [node.inputs[i] for i in how.inputs]]
+                taken = sum(self.size_of.get(str(v.name), 0) for v in dict.fromkeys(read_now))
+                given = self.size_of.get(str(value.name), 0)
+                if reads_inputs or (self.back and (self.is_high[self.steps[node]] or taken <= given)):
                     return self._take(node, how, made)
         return []
-
-    def _takes_no_more(self, node: ir.Node, how: Slicing, value: ir.Value) -> bool:
-        """Whether what a node reads in slices, and nobody had so far, is no larger than what it writes."""
-        read = (node.inputs[index] for index in how.inputs)
-        new = {v for v in read if v is not None and v not in self.axis_of and v.producer() is not None}
-        return sum(self.size_of.get(str(v.name), 0) for v in new) <= self.size_of.get(str(value.name), 0)
 
     def _in_order(self, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]) -> _Region:
         """The nodes that can stand one after the other: none depends on what has to be whole by then."""
@@ -255,12 +245,7 @@ class _Growth:
                 whole.update(v for v in graph.writes[step] if graph.values[v] in summed)
             elif read_cut or whole.intersection(graph.reads[step]):
                 whole.update(graph.writes[step])
-        for step, how in region.how.items():
-            for index, axis in how.inputs.items():
-                value = nodes[step].inputs[index]
-                assert value is not None
-                region.axis_of[value] = axis
-            region.axis_of.update((nodes[step].outputs[index], axis) for index, axis in how.outputs.items())
+        region.axis_of = axes_of_nodes({nodes[step]: how for step, how in region.how.items()})
         return region
 
 
@@ -296,14 +281,11 @@ def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[
     begin = order.index(next(iter(region.how)))
     part = measured(graph, assign_storage(graph), axes, [(begin, begin + len(region.how))])[0]
     exits = part.exits + _twice(graph, region, nodes, begin)
-    copied = sum(nbytes(value) or 0 for value, axis in region.axis_of.items() if _is_copied(value, axis, region, nodes))
+    made, copied = {value for step in region.how for value in nodes[step].outputs}, 0
+    for value, axis in region.axis_of.items():  # of what is whole slices are read that aren't where it lies
+        is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
+        copied += nbytes(value) or 0 if value not in made and is_torn else 0
     return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes), copied=copied)
-
-
-def _is_copied(value: ir.Value, axis: int, region: _Region, nodes: Sequence[ir.Node]) -> bool:
-    """Whether a region reads slices of what is whole, and they aren't where that lies."""
-    whole = all(value not in nodes[step].outputs for step in region.how)
-    return whole and any(dim != 1 for dim in (static_shape(value) or ())[:axis])
 
 
 def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:
@@ -332,14 +314,3 @@ def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) 
             size += graph.sizes[place] * is_torn
             size += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
     return size
-
-
-def _assembled(
-    nodes: Sequence[ir.Node], graph: Graph, order: Sequence[int], now: Graph, regions: Sequence[_Region]
-) -> Regions:
-    how: dict[int, Slicing] = {}
-    for region in regions:
-        how |= region.how
-    answers = tuple(how.get(step) for step in order)
-    ranges = sorted((_range(now, order, region, nodes) for region in regions), key=lambda part: part.begin)
-    return Regions(tuple(order), now, Axes(1, answers, {}), tuple(ranges))

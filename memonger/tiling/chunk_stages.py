@@ -43,13 +43,6 @@ def slice_levels(size: int) -> list[tuple[int, ...]]:
     return levels
 
 
-def _sum_levels(size: int, stride: int) -> list[tuple[int, ...]]:
-    """The same where products are summed up: bounds are multiples of a stride; just the whole where those are none."""
-    widths = (stride << power for power in reversed(range(size.bit_length())))
-    levels = [(*range(0, size, width), size) for width in widths if width < size <= width * MOST_SLICES]
-    return [(0, size), *levels]
-
-
 @dataclass(frozen=True, slots=True)
 class StepSpan:
     """Steps of a model that can run in slices, and what they need. Arrays have an element for each step.
@@ -86,7 +79,12 @@ class StepSpan:
     @property
     def levels(self) -> list[tuple[int, ...]]:
         """Bounds of slices, from the whole to the finest."""
-        return _sum_levels(self.axes.size, self.stride) if self.stride else slice_levels(self.axes.size)
+        size = self.axes.size
+        if not self.stride:
+            return slice_levels(size)
+        widths = (self.stride << power for power in reversed(range(size.bit_length())))
+        levels = [(*range(0, size, width), size) for width in widths if width < size <= width * MOST_SLICES]
+        return [(0, size), *levels]
 
     def needed(self, step: int, end: int, slices: int, collected: float) -> float:
         """About the bytes at a step of a band that ends there; of a step behind it, as it is.

@@ -135,9 +135,17 @@ def seconds_of(
         works: What nodes that are known already do, by name.
     """
     shares, seconds, seen = not trains and shares_sessions(model), 0.0, dict[str, dict[int, NodeWork]]()
-    steps = [
-        (node, size) for node, size in zip(model.graph, alive, strict=True) if not _is_left_out(node, trains, shares)
-    ]
+
+    def is_left_out(node: ir.Node) -> bool:
+        """Of what cuts and joins, whether it has nothing to do: parts lie in the whole; of a step, in what persists."""
+        if WINDOW not in node.metadata_props:
+            return False
+        if not trains:
+            return shares and bool(aliasing.windows(node))
+        is_computed = node.inputs[0] is not None and node.inputs[0].producer() is not None
+        return node.outputs[0].is_graph_output() or not (node.op_type == "Concat" or is_computed)
+
+    steps = [(node, size) for node, size in zip(model.graph, alive, strict=True) if not is_left_out(node)]
     chunks = [chunk_of(node) for node, _ in steps]
     for (node, size), chunk in zip(steps, chunks, strict=True):
         name, length = before_chunks(node), 0 if chunk is None else chunk.end - chunk.begin
@@ -147,16 +155,3 @@ def seconds_of(
             alike[length] = (works or {}).get(str(node.name)) or work_of(node)
         seconds += alike[length].seconds(cores, size, is_first=is_first)
     return seconds + run_seconds(shares, cores) * sum(1 for _ in itertools.groupby(chunks))
-
-
-def _is_left_out(node: ir.Node, trains: bool, shares: bool) -> bool:
-    """Whether a node that cuts or joins has nothing to do: the parts lie in the whole; of a step, in what persists."""
-    if WINDOW not in node.metadata_props:
-        return False
-    if not trains:
-        return shares and bool(aliasing.windows(node))
-    return node.outputs[0].is_graph_output() or not (node.op_type == "Concat" or _is_computed(node.inputs[0]))
-
-
-def _is_computed(value: ir.Value | None) -> bool:
-    return value is not None and value.producer() is not None

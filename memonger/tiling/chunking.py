@@ -26,7 +26,7 @@ import onnx_ir as ir
 from memonger.devices import Device
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import Storage, assign_storage, live_bytes
+from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import PACKED, bytes_of, packed_bytes, session_bytes
 from memonger.ir import training_roles
@@ -42,7 +42,7 @@ from memonger.schedule.decide import decide
 from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
-from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes
+from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes, varying_images
 from memonger.tiling.candidates import (
     MOST_NODES,
     UNSURE,
@@ -206,6 +206,7 @@ class ChunkSearch:
                 return None
             if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
                 self._refused |= dict.fromkeys(uneven, "gives other shapes on slices that are cut short")
+                self._refused_rows |= candidate.slices_of(uneven)
                 continue
             checked = candidate.seen(self._check, self._lengths(candidate))
             if not checked.different or self.options.allow_rounding:
@@ -229,30 +230,36 @@ class ChunkSearch:
     def _found(self) -> list[Candidates]:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
-            batch = [axis for axis in self._of_inputs() if axis.number == 0 and axis.ranges]
+            batch = [a for a in self._of_inputs() if a.number == 0 and a.ranges] if not self.job.ranges else []
             elements = filter(None, (self._elements(axis, in_slices(axis, axis.axes.size)) for axis in batch))
             jobs = [*(self.job.again(one.written) for one in elements), self.job]
-            return [asked_for(jobs, asked[1], self._refused_rows)]
+            return [asked_for(jobs, asked[1], self._refused_rows, self._uncut)]
         if asked is not None:
-            axis = _along(self.job, asked[0], self._cut_along(_axis_asked_for(self.job, asked[0])))
+            seeds = _seeds(self.job.lowered.model, asked[0], None)
+            if not seeds:
+                has = f"no input has an axis {asked[0]} of more than one element"
+                raise PlanError(f"{has}, along which it could run in chunks.")
+            axis = _along(self.job, asked[0], self._cut_along(seeds))
             return [[self._candidate(self.job, axis, in_slices(axis, asked[1]))]]
         key = frozenset(self._refused)
         if key not in self._axes:
             trains = self.job.training is not None
-            self._axes[key] = [_of_training(self.job, self._refused)] if trains else self._of_inputs()
+            self._axes[key] = [self._of_training()] if trains else self._of_inputs()
         axes = self._axes[key]
         along = [bands_along(self.job, axis, self._most, self.most_copies) for axis in axes]
         found: list[Candidates] = [
             [self._candidate(self.job, axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
         ]
-        if self.job.ranges or self.job.training is not None:
+        if self.job.training is not None:
             return found
-        if len(axes) == 2 and all(axis.ranges for axis in axes):
+        if len(axes) == 2 and not self.job.ranges and all(axis.ranges for axis in axes):
             found += self._rows_of_elements(*axes)
         batches = [(axis, bands[0]) for axis, bands in zip(axes, along, strict=True) if axis.number == 0 and bands]
+        batches = [] if self.job.ranges else batches
         ways = [None, *filter(None, (self._elements(*batch) for batch in batches))]
         for way in ways:
-            self._rows[way] = self._rows.get(way) or RowSearch(self.job if way is None else self.job.again(way.written))
+            job = self.job if way is None else self.job.again(way.written)
+            self._rows[way] = self._rows.get(way) or RowSearch(job, uncut=self._uncut)
         return found + [self._rows[w].candidates(self._refused_rows, self._most, self.most_copies) for w in ways]
 
     def _candidate(self, job: ToSlice, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
@@ -277,6 +284,12 @@ class ChunkSearch:
             _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
         ]
 
+    def _of_training(self) -> "AxisGraph":
+        """A training step, whose ranges are cut along axes of their own."""
+        found = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
+        axis = _in_order(self.job, -1, found.order, found.graph, found.axes)
+        return dataclasses.replace(axis, ranges=found.ranges)
+
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
         model, refused = self.job.lowered.model, dict(self._refused)
@@ -296,6 +309,11 @@ class ChunkSearch:
     def _shapes(self) -> list[dict[str, Shape | None]]:
         """The shapes of all values at some sizes of the ranges."""
         return shapes_at_points(self.job.lowered.model, self.job.ranges)
+
+    @cached_property
+    def _uncut(self) -> Mapping[str, str]:
+        """Nodes that can't be cut along rows of images at all sizes of the ranges, and why."""
+        return varying_images(self.job.lowered.model, self._shapes, EXACT) if self.job.ranges else {}
 
     def _lengths(self, candidate: InSlices) -> list[int]:
         """The lengths that the axis of a candidate may have, the largest last; none where it has one."""
@@ -465,47 +483,27 @@ class AxisGraph:
 def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
     """A model that is cut along an axis of that number."""
     order, ranges = ranges_in_order(job.lowered.model, axes)
-    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
-    schedule_model(model, order, graph)
+    graph = schedule_graph(job.plain.graph, order)
     axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    storage = assign_storage(graph)
-    axis = _axis(job, number, model, graph, axes, storage)
-    return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, [one.waits for one in axis.works]))
+    axis = _in_order(job, number, order, graph, axes)
+    storage, waits = assign_storage(graph), [one.waits for one in axis.works]
+    return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, waits))
 
 
-def _of_training(job: ToSlice, refused: Mapping[str, str]) -> AxisGraph:
-    """A training step, whose ranges are cut along axes of their own."""
-    model = job.lowered.model.clone()
-    regions = regions_of(job.lowered.model, job.plain.graph, refused)
-    schedule_model(model, regions.order, regions.graph)
-    axis = _axis(job, -1, model, regions.graph, regions.axes, assign_storage(regions.graph))
-    return dataclasses.replace(axis, ranges=regions.ranges)
-
-
-def _axis(job: ToSlice, number: int, model: ir.Model, graph: Graph, axes: Axes, storage: Storage) -> AxisGraph:
-    """A model in its order, with what its nodes do, and how many bytes are alive; without ranges."""
-    working_set = working_set_bytes(graph, storage)
-    return AxisGraph(
-        number,
-        dataclasses.replace(job.lowered, model=model),
-        graph,
-        axes,
-        (),
-        _works(model, axes, job.works),
-        live_bytes(storage.buffers, len(graph.nodes)),
-        working_set,
-        seconds_of(model, working_set, job.cores, job.training is not None, job.works),
-    )
-
-
-def _works(model: ir.Model, axes: Axes, whole: Mapping[str, NodeWork]) -> tuple[NodeWork, ...]:
-    works = []
+def _in_order(job: ToSlice, number: int, order: Sequence[int], graph: Graph, axes: Axes) -> AxisGraph:
+    """A model in an order, with what its nodes do, and how many bytes are alive; without ranges."""
+    model, works = job.lowered.model.clone(), list[NodeWork]()
+    schedule_model(model, order, graph)
     for node, how in zip(model.graph, axes.nodes, strict=True):
         cut = how.inputs if isinstance(how, Slicing) else {}
         constants = [i for i in cut if (value := node.inputs[i]) is not None and not is_fed(value)]
-        known = None if constants else whole.get(str(node.name))
+        known = None if constants else job.works.get(str(node.name))
         works.append(work_of(node, cut) if known is None else known)
-    return tuple(works)
+    storage = assign_storage(graph)
+    alive, working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
+    seconds = seconds_of(model, working_set, job.cores, job.training is not None, job.works)
+    lowered = dataclasses.replace(job.lowered, model=model)
+    return AxisGraph(number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
 
 
 def _parts(axis: AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
@@ -515,20 +513,15 @@ def _parts(axis: AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]
         yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
 
 
-def _alive_whole(axis: AxisGraph, bands: Sequence[Band]) -> int:
-    """The most bytes alive at a step of no band."""
-    whole = np.ones(len(axis.alive), bool)
-    for band in bands:
-        whole[band.stages[0].begin : band.stages[-1].end] = False
-    return int(axis.alive[whole].max(initial=0))
-
-
 def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int, int]:
     """About the bytes that bands take at least, but for what cuts and joins, and those of their sessions.
 
     At a step that is cut what it reads whole is alive, and its slice of the rest.
     """
-    alive, workspace = float(_alive_whole(axis, bands)), np.array(axis.graph.workspace, float)
+    whole, workspace = np.ones(len(axis.alive), bool), np.array(axis.graph.workspace, float)
+    for band in bands:
+        whole[band.begin : band.end] = False
+    alive = float(axis.alive[whole].max(initial=0))
     steps = nodes = len(axis.alive)
     shares = _packs_again(job, axis, bands)
     for stage, slices, part in ((s, len(s.slices) - 1, p) for b in bands for s, p in _parts(axis, b)):
@@ -568,14 +561,6 @@ def _estimated(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> float:
     return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
-def _axis_asked_for(job: ToSlice, axis: int) -> dict[str, int]:
-    """That axis of the inputs."""
-    seeds = _seeds(job.lowered.model, axis, None)
-    if not seeds:
-        raise PlanError(f"no input has an axis {axis} of more than one element, along which it could run in chunks.")
-    return seeds
-
-
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
     """Axes to try: of every input that has it the batch, and the axis behind it."""
     for axis, size in enumerate((batch, None)):
@@ -613,7 +598,14 @@ def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) ->
             for one, counts in zip(axis.ranges, slices, strict=True)
         )
         seen[tuple(map(tuple, chosen))] = None
-    candidates = [_bands(axis.ranges, chosen, levels) for chosen in seen]
+    candidates = [
+        tuple(
+            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages), bool(one.stride))
+            for one, stages, bounds in zip(axis.ranges, chosen, levels, strict=True)
+            if stages
+        )
+        for chosen in seen
+    ]
     candidates = [
         bands for bands in candidates if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most
     ]
@@ -638,21 +630,6 @@ def in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
         raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
     bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
     return tuple(Band(axis.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in axis.ranges)
-
-
-def _bands(
-    ranges: Sequence[StepSpan], chosen: Sequence[Sequence[tuple[int, int, int]]],
-    levels: Sequence[Sequence[tuple[int, ...]]],
-) -> tuple[Band, ...]:  # fmt: skip
-    return tuple(
-        Band(
-            one.axes.values,
-            tuple(SliceStage(begin, end, bounds[level]) for begin, end, level in stages),
-            bool(one.stride),
-        )
-        for one, stages, bounds in zip(ranges, chosen, levels, strict=True)
-        if stages
-    )
 
 
 def _written(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> InSlices:

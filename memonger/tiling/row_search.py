@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -77,12 +78,6 @@ _MORE_NODES = 3
 """Nodes that cut, join and view for each value of which more is read than was just made."""
 
 
-def _band(begin: int, end: int, nodes: Mapping[ir.Node, Slicing], count: int, cores: int) -> RowBand:
-    """A band in about so many slices, which keep so many cores busy; 0: in just so many, if its rows allow that."""
-    rows = slice_rows(nodes, count, cores)
-    return RowBand(begin, end, len(bounds(nodes, rows)), rows)
-
-
 def _idle_share(node: ir.Node, rows: int, cores: int) -> float:
     """How much longer a copy of a node takes that gives so few rows that not all cores get as many.
 
@@ -136,13 +131,13 @@ class BandOfRows:
         return more + round(part * self.packed)
 
 
-def _in_long_stretches(job: ToSlice) -> ToSlice:
+def _in_long_stretches(job: ToSlice, uncut: Mapping[str, str]) -> ToSlice:
     """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
 
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
-    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model), list[int]()
+    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model, uncut), list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         order += _in_long_stretch(list(steps), nodes, rules)
     if order == list(range(len(order))):
@@ -186,6 +181,7 @@ class RowSearch:
     Args:
         job: The model, in the order of its plan.
         asked: The number of slices that was asked for; 0: any.
+        uncut: Nodes by name that are to have images whole, and why.
         lines: How often the rows are there that are kept for later slices.
         results: How often what a band computes for others is there when it ends.
         ends: From the nodes in order to whether a band may end before each; None: before any.
@@ -197,11 +193,13 @@ class RowSearch:
     """
 
     def __init__(
-        self, job: ToSlice, asked: int = 0, *, lines: int = 1, results: int = 1,
-        ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None, fitted: Fitted | None = None,
+        self, job: ToSlice, asked: int = 0, uncut: Mapping[str, str] = MappingProxyType({}), *, lines: int = 1,
+        results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
+        fitted: Fitted | None = None,
     ) -> None:  # fmt: skip
-        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job), asked, lines, results
-        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model)
+        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job, uncut), asked, lines, results
+        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model, uncut)
+        self.steps = {node: step for step, node in enumerate(self.nodes)}
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
         self.fitted = fitted
         rules = zip(self.nodes, self.rules, strict=True)
@@ -262,7 +260,10 @@ class RowSearch:
             alike.setdefault((name, chunk and chunk.end - chunk.begin), []).append((begin, end))
         if not alike:
             return []
-        whole = self._outside()
+        outside = np.ones(len(self.nodes), bool)  # steps of no stretch
+        for begin, end in self._stretches():
+            outside[begin:end] = False
+        whole = float(self.live[outside].max(initial=0)) + float(self.workspace[outside].max(initial=0.0))
         if self.job.outer is not None and whole > WORTH * self.job.plain.total_bytes:
             return []
         stretches = [(self._parts(*at[-1], refused), [begin - at[-1][0] for begin, _ in at]) for at in alike.values()]
@@ -293,13 +294,6 @@ class RowSearch:
             own = list(group)
             if not is_whole and any(isinstance(self.rules[step], Slicing) for step in own):
                 yield own[0], own[-1] + 1
-
-    def _outside(self) -> float:
-        """Bytes of arena and workspace at the steps of no stretch."""
-        outside = np.ones(len(self.nodes), bool)
-        for begin, end in self._stretches():
-            outside[begin:end] = False
-        return float(self.live[outside].max(initial=0)) + float(self.workspace[outside].max(initial=0.0))
 
     def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[BandOfRows]]:
         """Bands between places of a stretch: as they are, and in slices, fewer than those that were refused."""
@@ -340,7 +334,8 @@ class RowSearch:
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows:
                 break
-            band: RowBand | None = _band(begin, end, own, asked, 0 if self.asked else self.job.cores)
+            height = slice_rows(own, asked, 0 if self.asked else self.job.cores)
+            band: RowBand | None = RowBand(begin, end, len(bounds(own, height)), height)
             if band is not None and self.fitted is not None:
                 band = self.fitted(band, own)
             if band is None or band.slices < 2 or band == found[-1][1].band:
@@ -351,6 +346,8 @@ class RowSearch:
             needed = min(needed, bytes_)
             needs = max(before + given + bytes_ + workspace / band.slices, before + self.copies * given)
             part = BandOfRows(band, needs, seconds, more, len(own), packed * (band.slices - 1))
+            if part.shares and self.job.runs_in_one:
+                break
             runs = band.slices * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found
@@ -394,17 +391,13 @@ class RowSearch:
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
-            work, working_set = self.job.works[str(node.name)], self.working_set[self._steps[node]]
+            work, working_set = self.job.works[str(node.name)], self.working_set[self.steps[node]]
             seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, working_set)
             seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, working_set))
         for node, copy in own.tiles:
             idle = _idle_share(node, copy.made[1] - copy.made[0], cores)
             seconds += idle * self.job.works[str(node.name)].product_seconds(cores)
         return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
-
-    @cached_property
-    def _steps(self) -> dict[ir.Node, int]:
-        return {node: step for step, node in enumerate(self.nodes)}
 
     def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:
         if value not in known:
@@ -436,7 +429,8 @@ class RowSearch:
                         more += _MORE_NODES
                         moved += own
                 if not left[value]:
-                    reused = reused or self._same_buffer(value, node)
+                    buffer = self.buffer_of.get(str(value.name), -1)
+                    reused = reused or buffer == self.buffer_of.get(str(node.outputs[0].name), -2)
                     gone = (there[1] - there[0]) * self._row(value, size)
                     live -= gone
                     beside += gone if there == rows else 0.0
@@ -446,10 +440,6 @@ class RowSearch:
                 rows_of[value] = copy.rows
                 live += (copy.rows[1] - copy.rows[0]) * self._row(value, size)
         return peak, more, moved
-
-    def _same_buffer(self, value: ir.Value, node: ir.Node) -> bool:
-        one, other = self.buffer_of.get(str(value.name), -1), self.buffer_of.get(str(node.outputs[0].name), -2)
-        return one == other
 
 
 def _bottleneck(parts: Mapping[tuple[int, int], Sequence[BandOfRows]]) -> float:
@@ -487,16 +477,18 @@ def _path(
     return total, path
 
 
-def asked_for(jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int]) -> list[Candidate]:
+def asked_for(
+    jobs: Sequence[ToSlice], count: int, refused: Mapping[str, int], uncut: Mapping[str, str]
+) -> list[Candidate]:
     """The one with bands of so many slices that needs the least memory, of the first of these models that has one.
 
     Raises:
         PlanError: there is none.
     """
-    found = next(filter(None, (RowSearch(job, count).candidates(refused) for job in jobs)), None)
+    found = next(filter(None, (RowSearch(job, count, uncut).candidates(refused) for job in jobs)), None)
     if found is not None:
         return found
-    rules = row_rules(jobs[-1].lowered.model)
+    rules = row_rules(jobs[-1].lowered.model, uncut)
     heights = [rule.height for rule in rules if isinstance(rule, Slicing)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")

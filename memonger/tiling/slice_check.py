@@ -117,7 +117,14 @@ class CheckedCopy:
 
         A slice of its own begins at one: a kernel that adds up vectors may begin otherwise there.
         """
-        return tuple(_place(self.node.inputs[index], part) for index, part in self.inputs.items())
+        places = list[int]()
+        for index, part in self.inputs.items():
+            value = self.node.inputs[index]
+            shape, dtype = (None, None) if value is None else (static_shape(value), value.dtype)
+            if shape is not None and dtype is not None:
+                row = math.prod(shape[part.axis + 1 :]) * part.block * dtype.bitwidth // 8
+                places.append(part.begin * row % ALIGNMENT)
+        return tuple(places)
 
 
 class SliceCheck:
@@ -160,7 +167,12 @@ class SliceCheck:
         if known not in self._seen:
             begin = time.perf_counter()
             try:
-                self._seen[known] = self._compared(whole, model, copies, sums)
+                workspace, node = dict[Any, int](), whole[1]
+                few = max((math.prod(static_shape(v) or ()) for v in node.inputs if v is not None), default=0) <= _FEW
+                self._sessions.clear()
+                draws = range(1 if flops(node) else _DRAWS if few else 2)  # larger numbers give products the same bits
+                most = max(self._drawn(whole, model, copies, sums, draw, workspace) for draw in draws)
+                self._seen[known] = Seen(most, workspace)
             except SessionError:
                 self._seen[known] = Seen(math.inf)
             self._spent.alone += time.perf_counter() - begin
@@ -194,17 +206,6 @@ class SliceCheck:
                 self._seen[known] = Seen(math.inf)
             self._spent.alone += time.perf_counter() - begin
         return self._seen[known].difference
-
-    def _compared(
-        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy], sums: Collection[int]
-    ) -> Seen:
-        workspace, most, node = dict[Any, int](), 0.0, whole[1]
-        sizes = [math.prod(static_shape(value) or ()) for value in node.inputs if value is not None]
-        self._sessions.clear()
-        draws = _DRAWS if max(sizes, default=0) <= _FEW else 2
-        for draw in range(1 if flops(node) else draws):  # larger numbers give products the same bits
-            most = max(most, self._drawn(whole, model, copies, sums, draw, workspace))
-        return Seen(most, workspace)
 
     def _drawn(
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy], sums: Collection[int],
@@ -349,14 +350,6 @@ def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) ->
     shape = None if value is None else static_shape(value)
     unit = (shape or (size,) * (axis + 1))[axis] // size
     return Elements(axis, begin * unit, end * unit)
-
-
-def _place(value: ir.Value | None, part: Elements) -> int:
-    """Bytes from the last multiple of the alignment to where a slice begins in the whole."""
-    shape, dtype = None if value is None else static_shape(value), None if value is None else value.dtype
-    if shape is None or dtype is None:
-        return 0
-    return part.begin * math.prod(shape[part.axis + 1 :]) * part.block * dtype.bitwidth // 8 % ALIGNMENT
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -26,7 +27,7 @@ from memonger.errors import PlanError
 from memonger.ir.marks import STRIP, WINDOW
 from memonger.ir.values import read_values, static_shape
 from memonger.tiling.axes import slicing
-from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
+from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing, sentence
 from memonger.tiling.row_rules import is_slid_over, rows_axis, rows_of
 
 
@@ -244,8 +245,13 @@ def unit_of(value: ir.Value, axis: int, size: int, number: int) -> int:
     return dims[axis] // size
 
 
-def row_rules(model: ir.Model) -> list[Slicing | Refusal | None]:
-    """For each node of a model how it gives rows, or why it can't; None: it reads no image."""
+def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})) -> list[Slicing | Refusal | None]:
+    """For each node of a model how it gives rows, or why it can't; None: it reads no image.
+
+    Args:
+        model: With static shapes.
+        refused: Nodes by name that are to have images whole, and why.
+    """
     answers: list[Slicing | Refusal | None] = []
     axis_of, in_order = dict[ir.Value | None, int](), set[ir.Value | None]()
     for node in model.graph:
@@ -257,6 +263,8 @@ def row_rules(model: ir.Model) -> list[Slicing | Refusal | None]:
         images = [value for index in read if (value := node.inputs[index]) is not None]
         is_in_order = any(value in in_order or is_slid_over(value) for value in images)
         answer = rows_of(node, read, in_order=is_in_order) if read else None
+        if isinstance(answer, Slicing) and str(node.name) in refused:
+            answer = sentence(node, refused[str(node.name)])
         answers.append(answer)
         if isinstance(answer, Slicing):
             axis_of.update((node.outputs[index], axis) for index, axis in answer.outputs.items())

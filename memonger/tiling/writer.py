@@ -21,7 +21,7 @@ from memonger.ir.tensors import FILES
 from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.model.kept_state import state_of
-from memonger.tiling.cutting import Interval, SliceCopy, Slicing
+from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
 from memonger.tiling.row_rules import BLOCKED, rows_axis
 from memonger.tiling.slice_check import CheckedCopy, Elements
 from memonger.tiling.slices import (
@@ -211,7 +211,10 @@ class InBands:
     copies: tuple[tuple[CheckedCopy, ...], ...]
 
 
-def in_slices(model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool = False) -> InBands:
+def in_slices(
+    model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool = False,
+    rules: Sequence[Slicing | Refusal | None] | None = None,
+) -> InBands:  # fmt: skip
     """A model in which the nodes of each band run on slices, one slice after the other.
 
     Inputs, outputs, weights and metadata are the model's. A copy of a node, and what it writes, is named
@@ -226,7 +229,9 @@ def in_slices(model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool 
             changed.
         bands: In the model's order, disjoint, of one kind.
         is_ranged: Whether axes may be shorter than they are. A slice then has those of its elements that there are: a
-            Slice's bounds end with its axis. Of what the model's nodes compute for it, no shape is told.
+            Slice's bounds end with its axis. Of what the model's nodes compute for it, no shape is told. Of bands of
+            rows that is the axis of images.
+        rules: How each node gives rows, for bands of them; None: see `row_rules`.
 
     Raises:
         PlanError: bands or stages that aren't consecutive, bounds that don't ascend, a node that can't be cut, or that
@@ -236,7 +241,8 @@ def in_slices(model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool 
     nodes, names = list(copy.graph), {str(value.name) for value in all_values(copy.graph)}
     check_bands([band for band in bands if isinstance(band, Band)], len(nodes), names)
     by_rows = any(isinstance(band, RowBand) for band in bands)
-    writer, rules = SliceWriter(copy, STRIP if by_rows else WINDOW, is_ranged), row_rules(copy) if by_rows else []
+    writer = SliceWriter(copy, STRIP if by_rows else WINDOW, is_ranged)
+    rules = row_rules(copy) if by_rows and rules is None else rules or ()
     blocked, block = (blocked_values(nodes), block_of(nodes)) if by_rows else (set[ir.Value](), 1)
     first, start = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1), 0
     written, gone = list[tuple[CheckedCopy, ...]](), list[ir.Node]()
@@ -577,7 +583,8 @@ class BandWriter:
 
     def _reshaped(self, value: ir.Value, source: ir.Value, dims: Sequence[int], name: str) -> ir.Value:
         made = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
-        self.writer.window("Reshape", [source, self.writer.integers(dims)], {}, made)
+        told = [-1, *dims[1:]] if self.writer.is_ranged else dims
+        self.writer.window("Reshape", [source, self.writer.integers(told)], {}, made)
         return made
 
     def collect(self, value: ir.Value, piece: Piece) -> None:
@@ -587,7 +594,8 @@ class BandWriter:
         dims = static_shape(view) or ()
         row = math.prod(dims[axis + 1 :]) * (value.dtype.bitwidth if value.dtype is not None else 0) // 8
         opset = self.writer.model.graph.opset_imports.get("") or 0
-        if opset < 11 or row < _INDEX * 8 * (axis + 1) or piece.rows == (0, self.height(value)):
+        is_whole = piece.rows == (0, self.height(value))
+        if is_whole or self.writer.is_ranged or opset < 11 or row < _INDEX * 8 * (axis + 1):
             pieces.append(piece)
             return
         rows, height = piece.rows, self.height(value)

@@ -20,6 +20,7 @@ from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
 from memonger.planner.search_plan import prepare
+from memonger.runtime import onnxruntime as runtime
 from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
@@ -270,11 +271,11 @@ def test_what_cant_be_is_said(options: dict[str, Any], message: str) -> None:
         plan(convolutions(), **options)
 
 
-def test_chunks_are_for_inference_on_the_cpu() -> None:
+def test_a_number_of_chunks_is_for_inference_of_a_model() -> None:
     with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with training"):
         memonger.search_plan(convolutions(), mode="training", loss="y", chunks=2)
-    with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with device='none'"):
-        memonger.search_plan(convolutions(), mode="inference", device="none", chunks=2)
+    with pytest.raises(memonger.PlanError, match="a number of chunks doesn't go with a CUDA device"):
+        memonger.search_plan(convolutions(), mode="inference", device="cuda", chunks=2)
     graph = nx.DiGraph()
     graph.add_node("a", bytes=1, cost=1)
     with pytest.raises((memonger.PlanError, TypeError), match="chunks"):
@@ -397,17 +398,22 @@ def test_without_a_device_slices_are_chosen_by_what_operators_compute(
 ) -> None:
     model = convolutions(32)
     options: dict[str, Any] = {"mode": "inference", "device": "none", "max_overhead": 1e9}
-    whole, made = (memonger.search_plan(model, chunks=chunks, **options) for chunks in ("off", "auto"))
+    path = tmp_path / "model.onnx"  # of which even small weights lie in another file
+    onnx.save(convolutions(32), path, save_as_external_data=True, location="weights", size_threshold=0)
+    whole, made = (memonger.search_plan(path, chunks=chunks, **options) for chunks in ("off", "auto"))
     assert made.chunks
     assert made.arena_bytes < whole.arena_bytes / 2
     feeds = feeds_of(model)
     assert networks.same_bits(memonger.Session(made).run(feeds), memonger.Session(whole).run(feeds))
     made.save(tmp_path / "plan.onnx")
-    assert [node.op_type for node in memonger.unplan(tmp_path / "plan.onnx").ir.graph] == [
-        node.op_type for node in model.graph.node
-    ]
+    undone = memonger.unplan(tmp_path / "plan.onnx").ir.graph
+    assert [node.op_type for node in undone] == [node.op_type for node in model.graph.node]
+    for weight in model.graph.initializer:
+        tensor = undone.initializers[weight.name].const_value
+        assert tensor is not None
+        assert np.array_equal(tensor.numpy(), onnx.numpy_helper.to_array(weight))
     assert not memonger.search_plan(model, budget=whole.total_bytes, **options).chunks
-    monkeypatch.setattr(chunking.onnxruntime, "is_available", lambda: False)
+    monkeypatch.setattr(runtime, "is_available", lambda: False)
     assert not memonger.search_plan(model, **options).chunks
     with pytest.raises(memonger.PlanError, match="found out with onnxruntime, which isn't installed"):
         memonger.search_plan(model, chunks=4, **options)

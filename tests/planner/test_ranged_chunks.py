@@ -178,3 +178,74 @@ def test_the_batch_is_cut_where_the_image_has_the_range(n: int | tuple[int, int]
         feeds = {"x": normal(images * side, images, 3, side, side)}
         session.arena.fill(0xFF)
         assert networks.same_bits(session.run(feeds), networks.run_stock(stock, feeds))
+
+
+IMAGES = (
+    "Conv<pads=[1,1,1,1]>({0}, k)", "Conv<pads=[2,0,2,0], kernel_shape=[5,1]>({0}, tall)", "Relu({0})",
+    "Add({0}, {1})", "MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>({0})", "Sigmoid({0})",
+    "Conv<pads=[1,1,1,1], strides=[2,1]>({0}, k)", "GlobalAveragePool({0})",
+)  # fmt: skip
+"""What random networks of images are made of; rows may become fewer, and once one."""
+
+
+@settings(max_examples=4)
+@given(
+    steps=st.lists(st.integers(0, len(IMAGES) - 2), min_size=2, max_size=6),
+    ends=st.booleans(),
+    range_=st.sampled_from([(1, 3), (2, 6, 2)]),
+    strips=st.integers(2, 4),
+)
+def test_strips_of_images_for_a_range_of_batches(
+    steps: list[int], ends: bool, range_: tuple[int, ...], strips: int
+) -> None:
+    text, values, heights = "v = Conv<pads=[1,1,1,1]>(x, first) ", ["v", "v"], [24, 24]
+    for number, step in enumerate([*steps, len(IMAGES) - 1] if ends else steps):
+        other = values[-2] if heights[-2] == heights[-1] else values[-1]
+        text += f"v{number} = {IMAGES[step].format(values[-1], other)} "
+        values.append(f"v{number}")
+        heights.append(-(-heights[-1] // 2) if "strides" in IMAGES[step] else heights[-1])
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 20]> g (float[n,3,24,12] x) => (float[n,16,a,b] y)
+        {{ {text} y = Neg({values[-1]}) }}"""
+    )
+    arrays = {
+        "first": normal(0, 16, 3, 3, 3) / 4, "k": normal(1, 16, 16, 3, 3) / 8, "tall": normal(2, 16, 16, 5, 1) / 8
+    }  # fmt: skip
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in arrays.items() if name in text)
+    options: dict[str, Any] = {"mode": "inference", "dims": {"n": range_}, "device": "cpu", "threads": 1}
+    try:
+        plan = memonger.search_plan(model, chunks=f"strips:{strips}", **options)
+    except memonger.PlanError as error:
+        if "can't run in" not in str(error):
+            raise
+        return
+    session, stock = memonger.Session(plan), networks.stock(model)
+    for n in range(range_[0], range_[1] + 1, *range_[2:]):
+        feeds, here = {"x": normal(n, n, 3, 24, 12)}, at_size(plan, n=n)
+        expected = networks.run_stock(stock, feeds)
+        session.arena.fill(0xFF)
+        assert networks.same_bits(session.run(feeds), expected)
+        verify(here.graph, here.offsets, here.arena_bytes, here.alignment)
+        assert networks.same_bits(run_poisoned(here, feeds), expected)
+
+
+def test_a_range_of_batches_of_images_runs_in_strips() -> None:
+    """Without being asked for: the batch alone would leave an image whole. Where heights vary images stay whole."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,h,128] x) => (float[n,3,i,128] y)
+        { a = Conv<pads=[1,1,1,1]>(x, k) b = Relu(a) c = Conv<pads=[1,1,1,1]>(b, l) d = Relu(c)
+          y = Conv<pads=[1,1,1,1]>(d, m) }"""
+    )
+    for name, shape in {"k": (32, 3, 3, 3), "l": (32, 32, 3, 3), "m": (3, 32, 3, 3)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, *shape) / 8, name))
+    options: dict[str, Any] = {"mode": "inference", "device": "cpu", "threads": 1, "max_overhead": 1e9}
+    ranges: dict[str, Any] = {"n": (1, 3), "h": 128}
+    plan, whole = (memonger.search_plan(model, dims=ranges, chunks=chunks, **options) for chunks in ("auto", "off"))
+    assert {band.axis for band in plan.chunks} == {2}
+    assert plan.arena_bytes < whole.arena_bytes / 4
+    session, stock = memonger.Session(plan), networks.stock(model)
+    for n in (3, 1, 2):
+        feeds = {"x": normal(n, n, 3, 128, 128)}
+        assert networks.same_bits(session.run(feeds), networks.run_stock(stock, feeds))
+    with pytest.raises(memonger.PlanError, match=r"can't run in 4 strips: .* of which more than the number of images"):
+        memonger.search_plan(model, batch=1, dims={"h": (64, 256)}, chunks="strips:4", **options)
