@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.ir.values import add_initializer, graphs
-from memonger.loops.writer import move_constants
+from memonger.loops.writer import move_constants, settle_constants
 from memonger.tiling.chunk_writer import SliceWriter
 
 _OLDEST_OPSET = 13
@@ -34,6 +34,8 @@ def in_branch(model: ir.Model) -> ir.Model:
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
+    settle_constants(writer)
+    writer.drop_unread()
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
     for scan in [node for each in graphs(copy) for node in each if node.op_type == "Scan"]:
         body = scan.attributes["body"].as_graph()

@@ -174,6 +174,7 @@ class _Candidate:
         write: Gives the model in loops, or raises a `NotInLoopsError`.
         loops: What runs in them.
         is_nested: Whether one of them stands in another.
+        twice: Bytes of weights that it holds twice once loaded: in a loop and in nodes around it.
     """
 
     bytes: float
@@ -181,6 +182,7 @@ class _Candidate:
     write: Callable[[], ir.Model]
     loops: tuple[Loop, ...]
     is_nested: bool = False
+    twice: int = 0
 
 
 def shrink(
@@ -233,14 +235,13 @@ def shrink(
         found += _in_rows(search.job)
     if target is not None and not TARGETS[target].nests:
         found = [each for each in found if not each.is_nested]
-    less, once = [each for each in found if each.bytes <= WORTH * whole], search.seconds
+    less, once = [each for each in found if each.bytes + each.twice <= WORTH * whole], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
     original, found = load_as_is(source).ir, fast
     if (target is None or TARGETS[target].branches) and can_be_in_branch(original):
-        write = partial(_in_order, source) if open_size else lambda: job.lowered.model
-        as_it_is = _Candidate(whole, 0.0, write, ())
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
         found = [replace(each, write=partial(_in_branch, each.write)) for each in (*found, as_it_is)]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
@@ -287,7 +288,7 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
 
 
 def _need(candidate: _Candidate) -> tuple[float, float]:
-    return candidate.bytes, candidate.seconds
+    return candidate.bytes + candidate.twice, candidate.seconds
 
 
 def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]], threads: int, name: str) -> Shrunk:
@@ -304,7 +305,8 @@ def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]
         except NotInLoopsError:
             continue
         known = expected(made, shapes, threads)
-        needs = (candidate.bytes if known is None else float(known.run_bytes)), candidate.seconds
+        takes = candidate.bytes if known is None else float(known.run_bytes)
+        needs = takes + candidate.twice, candidate.seconds
         if best is None or needs < best[:2]:
             said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
             best = (*needs, Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,)))
@@ -314,7 +316,7 @@ def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]
 
 
 def _in_order(source: Source) -> ir.Model:
-    """The model as it is, its nodes in an order in which they can run."""
+    """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
     model = load_as_is(source).ir
     model.graph.sort()
     return model
@@ -432,12 +434,14 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     search = RowSearch(job, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
     model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
     for bands, parts in search.ways({}, most_copies=math.inf):
-        loops = list[Loop]()
+        loops, weights = list[Loop](), dict[ir.Value, int]()
         for band in bands:
             own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], RowRule)]
             loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
-        seconds = math.fsum(part.seconds for part in parts)
-        yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
+            read = (value for node in own for value in node.inputs if value is not None)
+            weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
+        seconds, write = math.fsum(part.seconds for part in parts), partial(with_row_loops, model, bands)
+        yield _Candidate(max(p.bytes for p in parts), seconds, write, tuple(loops), twice=sum(weights.values()))
 
 
 @dataclass(slots=True)
@@ -530,6 +534,8 @@ class _Contest:
         if not self.allow_rounding and not _same(want, got):
             return "outputs differ in their last bits", None
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
+        if process_memory.is_measurable():  # loaded and running count together
+            needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
         if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
             return f"a run takes {needs / max(1, needed):.0%} of the memory", None
         before.round(1)

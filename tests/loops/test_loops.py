@@ -336,6 +336,22 @@ def _run_bytes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> int:
     return process_memory.peak_over(process_memory.settle(), lambda: [len(session.run(None, feeds)) for _ in "12"])
 
 
+def test_bodies_know_that_a_transposed_constant_is_one(tmp_path: Path) -> None:
+    """It lies in the file as it is read, and nodes in bodies and branches read it from there."""
+    model = parse("g (float[8, 4] x) => (float[8, 6] y) { t = Transpose <perm = [1, 0]> (w)  y = MatMul (x, t) }")
+    model.graph.initializer.append(numpy_helper.from_array(normal(4, 6, 4), "w"))
+    loaded, axes = _axes(model, 0)
+    for made in (with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))]), in_branch(loaded)):
+        inner = [graph for graph in graphs(made) if any(node.op_type == "MatMul" for node in graph)]
+        ((weight,),) = [
+            [value for value in graph.initializers.values() if len(value.shape or ()) == 2] for graph in inner
+        ]
+        assert not any(node.op_type == "Transpose" for graph in graphs(made) for node in graph)
+        assert weight.const_value is not None
+        np.testing.assert_array_equal(weight.const_value.numpy(), normal(4, 6, 4).T)
+        _check(model, made)
+
+
 def test_loops_in_a_branch_give_what_they_gave() -> None:
     loaded, axes = _axes(_network(), 0)
     made = with_loops(loaded, axes, [_band(axes, (0, 3, 8), (3, len(axes.nodes), 2))])
