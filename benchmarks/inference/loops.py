@@ -23,7 +23,7 @@ import models
 from benchmarks.machine import MIB, Table, geometric_mean, keep, stamp
 from benchmarks.networks import DEFAULT, NETWORKS, write
 from memonger.errors import PlanError
-from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint
+from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
 from memonger.model.load import load
 from memonger.runtime.feeds import random_feeds
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
@@ -80,7 +80,7 @@ def row(
     return line, memory, took
 
 
-def _with_threads(path: Path, batch: int, threads: int, made: memonger.Shrunk) -> tuple[Footprint, Footprint]:
+def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> tuple[Footprint, Footprint]:
     """What a file and ``after.onnx`` beside it take with so many threads within a node.
 
     Raises:

@@ -26,10 +26,10 @@ from memonger.ir.values import static_shape
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.rows import in_steady_slices, with_row_loops
 from memonger.loops.targets import TARGETS, Weights
-from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
-from memonger.model.load import Source, load_as_is
+from memonger.model.load import Source, load, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.planner import search_plan as planner
@@ -42,6 +42,7 @@ from memonger.runtime.worker import WorkerError
 from memonger.tiling.axes import Axes
 from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
+from memonger.tiling.chunk_writer import SliceWriter
 from memonger.tiling.chunking import ROUNDED, AxisGraph, copies_by_node, search_of
 from memonger.tiling.chunks import Band, SliceStage, chunked
 from memonger.tiling.cutting import Refusal, Slicing
@@ -61,8 +62,9 @@ PLACES = 8
 TRIED = 8
 """Candidates that are written and run."""
 
-UNSURE = 0.15
-"""Candidates that are estimated to take so much more of the time than is allowed are run, too."""
+UNSURE, SLACK = 0.4, 1.5
+"""Candidates that are estimated to take so much more of the time than is allowed are run, too; and where one was too
+slow, those of which an estimate of so many times more is as much as is allowed by what that took."""
 
 WORTH = 0.9
 """What takes more than so much of the memory of a run isn't worth another file."""
@@ -221,8 +223,12 @@ def shrink(
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
     if target is not None and target not in TARGETS:
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
-    options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
-    job = planner.prepare(source, options)
+    options = Options(device="none", mode="inference", progress=progress)
+    loaded = load(source, batch=batch, dims=asked.sizes)
+    settled = SliceWriter(loaded.ir.clone())
+    settle_constants(settled)
+    settled.drop_unread()
+    job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
@@ -235,14 +241,20 @@ def shrink(
         found += _in_rows(search.job)
     if target is not None and not TARGETS[target].nests:
         found = [each for each in found if not each.is_nested]
-    less, once = [each for each in found if each.bytes + each.twice <= WORTH * whole], search.seconds
+    original = load_as_is(source).ir
+    in_branches = (target is None or TARGETS[target].branches) and can_be_in_branch(original)
+    most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case
+    less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
-    original, found = load_as_is(source).ir, fast
-    if (target is None or TARGETS[target].branches) and can_be_in_branch(original):
+    found = fast
+    if in_branches:
         as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
-        found = [replace(each, write=partial(_in_branch, each.write)) for each in (*found, as_it_is)]
+        is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
+        is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
+        found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
+        found.append(replace(as_it_is, write=partial(_in_branch, as_it_is.write, False)))
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
@@ -322,8 +334,14 @@ def _in_order(source: Source) -> ir.Model:
     return model
 
 
-def _in_branch(write: Callable[[], ir.Model]) -> ir.Model:
-    return in_branch(write())
+def _in_branch(write: Callable[[], ir.Model], is_open: bool) -> ir.Model:
+    return in_branch(write(), is_open)
+
+
+def _is_product(node: ir.Node) -> bool:
+    """Whether onnxruntime may make one node of a product and the sum behind it, where it knows their sizes."""
+    given = node.inputs[0] if node.op_type == "MatMul" else None
+    return given is not None and len(static_shape(given) or ()) > 2
 
 
 def _why_no_loops(model: ir.Model, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
@@ -507,6 +525,8 @@ class _Contest:
                     break
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
+                    if candidate.seconds > 0:
+                        most = min(most, SLACK * candidate.seconds * self.max_overhead / (ratio - 1))
                     left = [*(other for other in left[:-1] if other.seconds <= most), *left[-1:]]
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"

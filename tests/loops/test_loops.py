@@ -25,6 +25,7 @@ from memonger.loops import search
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.targets import TARGETS
 from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
@@ -367,3 +368,37 @@ def test_what_a_branch_takes() -> None:
     assert not can_be_in_branch(old)
     listed = parse("g (seq(float[2]) x) => (float[2] y) <int64 n = {0}> { y = SequenceAt (x, n) }", opset=17)
     assert not can_be_in_branch(ir.serde.deserialize_model(listed))
+
+
+OPEN = """g (float[n, 12, 8] x) => (float[n, 12, 8] y) {
+    m = MatMul (x, w)  a = Add (m, b)  e = Gelu (a)  t = Reshape (e, told)  o = MatMul (t, w)  s = Add (o, b)
+    y = Add (s, x)
+}"""
+
+
+def test_sizes_that_are_open_stay_unknown_to_the_runtime(tmp_path: Path) -> None:
+    """Of a batch whose size it knows it makes other nodes, which round otherwise; in an open one it keeps them."""
+    model = parse(OPEN, opset=20)
+    constants = {"w": normal(4, 8, 8), "b": normal(5, 8), "told": np.array([-1, 12, 8])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    loaded = load(model, batch=16).ir
+    axes = axes_of(loaded, {"x": 0})
+    made = in_branch(with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 4))]), is_open=True)
+    proto = ir.serde.serialize_model(made)
+    onnx.checker.check_model(proto, full_check=True)
+    feeds = {"x": normal(7, 16, 12, 8)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, proto))
+    assert same(got["y"], want["y"])
+    assert "Gemm" not in _optimized(proto, tmp_path)
+    assert "Gemm" in _optimized(ir.serde.serialize_model(in_branch(loaded)), tmp_path)
+    takes = expected(made, {"x": (16, 12, 8)}, 1)
+    assert takes is not None
+    assert takes.run_bytes > 0
+
+
+def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
+    """Operators of what stock onnxruntime makes of a model, its bodies included."""
+    options = onnxruntime().SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {node.op_type for graph in graphs(ir.load(folder / "optimized.onnx")) for node in graph}
