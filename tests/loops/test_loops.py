@@ -29,7 +29,7 @@ from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.tiling.axes import Axes, axes_of
+from memonger.tiling.axes import Axes, axes_of, with_repeated
 from memonger.tiling.chunks import Band, SliceStage
 from memonger.tiling.cutting import Slicing
 from tests.support.stock import normal, parse, run_stock, same
@@ -394,6 +394,24 @@ def test_sizes_that_are_open_stay_unknown_to_the_runtime(tmp_path: Path) -> None
     takes = expected(made, {"x": (16, 12, 8)}, 1)
     assert takes is not None
     assert takes.run_bytes > 0
+
+
+MASKED = """g (float[8, 4, 6] x) => (float[8, 4, 4] y) <int64[3] sizes = {8, 4, 4}> {
+    m = Expand (triangle, sizes)  w = Where (m, zero, low)  t = Transpose <perm = [0, 2, 1]> (x)
+    s = MatMul (x, t)  a = Add (s, w)  y = Softmax (a)
+}"""
+
+
+@pytest.mark.parametrize("batch", [8, 4])
+def test_a_mask_that_is_repeated_for_each_element_is_cut_with_them(batch: int) -> None:
+    """Where rows of it are as many as elements, by chance: the sum still is of whole slices."""
+    model = parse(MASKED.replace("8, 4", f"{batch}, 4"), opset=17)
+    constants = {"triangle": np.tril(np.ones((4, 4), bool)), "zero": np.float32(0), "low": np.float32(-9)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(a), name) for name, a in constants.items())
+    loaded = load(model).ir
+    axes = axes_of(loaded, with_repeated(loaded, {"x": 0}))
+    assert axes.values["w"] == 0
+    _check(model, with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), batch))]))
 
 
 def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
