@@ -436,8 +436,8 @@ class Plan(BasePlan, Header):
 
         Weights of 1 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
         pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
-        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own; a large one
-        that is over a third of all is left out, as loading would peak there.
+        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own; a large
+        one that is over a third of all is left out, as loading would peak there.
 
         Args:
             path: The file.

@@ -1,15 +1,18 @@
-"""Models in loops, beside themselves as they were: ``python -m benchmarks.inference.loops [--images] [NAME...]``.
+"""Models in loops, beside themselves as they were.
 
-Writes loops.txt, with ``--images`` images.txt. Networks of `benchmarks.networks` at batch 16, or networks of single
-images, in stock onnxruntime with its default options, file before and after in processes of their own that take turns:
-own memory of the process once loaded, the most of a run beyond that, and the fastest run. Outputs are compared bit for
-bit. A network that gains nothing has the reason.
+``python -m benchmarks.inference.loops [--images] [--batch N] [--threads N] [NAME...]`` writes loops.txt, with
+``--images`` images.txt; at another batch than 16 loops_batchN.txt, with so many threads ..._threadsN.txt. Networks of
+`benchmarks.networks`, or networks of single images, in stock onnxruntime with its default options, file before and
+after in processes of their own that take turns: own memory of the process once loaded, the most of a run beyond that,
+and the fastest run. Outputs are compared bit for bit. With a number of threads the files are made as always, and
+compared once more with so many within a node. A network that gains nothing has the reason.
 """
 
 import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +23,17 @@ import models
 from benchmarks.machine import MIB, Table, geometric_mean, keep, stamp
 from benchmarks.networks import DEFAULT, NETWORKS, write
 from memonger.errors import PlanError
-from memonger.loops.search import Footprint
+from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
+from memonger.model.load import load
+from memonger.runtime.feeds import random_feeds
+from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.program import inputs_of
 from models import torch_exports
 
 BATCH = 16
+OVERHEAD, IMAGES_OVERHEAD = 0.05, 0.1
+"""How much longer a run may take."""
+
 SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("resnet50", 1024))
 """Networks of ``models/``, and the height and width of the image that they are given."""
 
@@ -43,17 +53,22 @@ def _square(name: str, pixels: int, path: Path) -> None:
     onnx.save(models.build(name, batch=None, image=pixels), path)
 
 
-def row(name: str, write: Callable[[Path], None], batch: int) -> tuple[str, float | None, float | None]:
+def row(
+    name: str, write: Callable[[Path], None], batch: int, threads: int, most: float
+) -> tuple[str, float | None, float | None]:
     """A line of the table, and the ratios of memory and time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write(path)
         begin = time.perf_counter()
         try:
-            made = memonger.shrink(path, batch=batch)
+            made = memonger.shrink(path, batch=batch, max_overhead=most)
         except PlanError as error:
             return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
-    before, after = made.before, made.after
+        before, after = made.before, made.after
+        if threads:
+            made.save(path.with_name("after.onnx"))
+            before, after = _with_threads(path, batch, threads, made)
     assert before.seconds is not None
     assert after.seconds is not None
     memory, took = _run(after) / _run(before), after.seconds / before.seconds
@@ -65,6 +80,33 @@ def row(name: str, write: Callable[[Path], None], batch: int) -> tuple[str, floa
     return line, memory, took
 
 
+def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> tuple[Footprint, Footprint]:
+    """What a file and ``after.onnx`` beside it take with so many threads within a node.
+
+    Raises:
+        RuntimeError: their outputs differ.
+    """
+    folder, files = path.parent, (path.name, "after.onnx")
+    write_arrays(folder / "inputs.npz", random_feeds(inputs_of(load(path, batch=batch).ir.graph)))
+
+    def job(file: str) -> RunJob:
+        inputs, outputs = (str(folder / f"{name}.npz") for name in ("inputs", file))
+        return RunJob(str(folder / file), inputs, outputs, planned=False, threads=threads)
+
+    with ExitStack() as stack:
+        before, after = (stack.enter_context(MeasuredSession(job(file), folder, file)) for file in files)
+        arrays = [read_arrays(folder / f"{file}.npz") for file in files]
+        if any(arrays[0][name].tobytes() != arrays[1][name].tobytes() for name in arrays[0]):
+            raise RuntimeError(f"outputs of {path.stem} differ with {threads} threads")
+        before.round(1)
+        runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
+        take_turns([after, before], ROUNDS * TURNS, runs)
+    return tuple(
+        Footprint(one.loaded["loaded_bytes"], one.loaded["peak_bytes"], min(one.seconds), was.expected)
+        for one, was in ((before, made.before), (after, made.after))
+    )  # type: ignore[return-value]
+
+
 def _run(footprint: Footprint) -> int:
     return max(1, footprint.run_bytes or 0)
 
@@ -74,14 +116,15 @@ def _forecast(footprint: Footprint) -> float | None:
     return None if footprint.expected is None else footprint.expected.run_bytes / _run(footprint)
 
 
-def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:
+def lines(names: Sequence[str], is_image: bool, batch: int, threads: int) -> Iterator[str]:
     """The lines of the table, of all networks or those of these names."""
-    command = " ".join(["inference.loops", *(["--images"] if is_image else []), *names])
+    told = ["--images"] if is_image else [f"--batch {batch}"] if batch != BATCH else []
+    command = " ".join(["inference.loops", *told, *([f"--threads {threads}"] if threads else []), *names])
     yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir", "numpy"))
-    batch = 1 if is_image else BATCH
+    most = IMAGES_OVERHEAD if is_image else OVERHEAD
     yield ""
-    yield f"batch {batch}; MiB of the process's own memory; forecast: of a run, as a part of it; "
-    yield "slices: nodes, and in how many slices they run"
+    yield f"batch {batch}, {threads or 'all'} threads, --max-overhead {most}; MiB of the process's own memory;"
+    yield "forecast: of a run, as a part of it; slices: nodes, and in how many slices they run (none: a branch)"
     yield ""
     yield TABLE.heading
     means = list[tuple[str, float, float]]()
@@ -90,7 +133,7 @@ def lines(names: Sequence[str], is_image: bool) -> Iterator[str]:
     if not is_image:
         known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
     for name in names or usual:
-        line, memory, took = row(name, known[name], batch)
+        line, memory, took = row(name, known[name], batch, threads, most)
         yield line
         family: str = "images" if is_image else NETWORKS[name].family
         means += [(family, memory, took)] if memory is not None and took is not None else []
@@ -106,12 +149,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", action="store_true", help="networks of single images")
     parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *images()], help="only these networks, and no file")
+    parser.add_argument("--batch", type=int, default=BATCH, help="images or sequences at a time; those of --images: 1")
+    parser.add_argument("--threads", type=int, default=0, help="within a node; 0: onnxruntime's default")
     given = parser.parse_args()
     unknown = set(given.names).difference(images() if given.images else NETWORKS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: {'without' if given.images else 'with'} --images")
-    path = Path(__file__).with_name("images.txt") if given.images else Path(__file__).with_suffix(".txt")
-    keep(lines(given.names, given.images), None if given.names else path)
+    batch = 1 if given.images else given.batch
+    name = "images" if given.images else "loops" if batch == BATCH else f"loops_batch{batch}"
+    path = Path(__file__).with_name(f"{name}_threads{given.threads}.txt" if given.threads else f"{name}.txt")
+    keep(lines(given.names, given.images, batch, given.threads), None if given.names else path)
 
 
 if __name__ == "__main__":

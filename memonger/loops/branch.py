@@ -6,13 +6,17 @@ a model takes about twice what its values need. A graph that is given anything b
 nodes stand in a branch of an ``If`` that reads a sequence, an empty one that is made beside it, of which nothing is
 known when the model is loaded; bodies of loops read it, too. The other branch never runs. A branch writes its results
 where they are to lie: nothing is copied, and nodes and kernels are those that there were.
+
+Told the sizes of a batch, onnxruntime makes one node of a product and the sum behind it, which rounds otherwise; of a
+batch that is open it doesn't. So where that is open in the model as it was, it isn't told here: what shapes are told by
+is added to the length of the sequence, which is 0.
 """
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.ir.values import add_initializer, graphs
-from memonger.loops.writer import move_constants
+from memonger.ir.values import add_initializer, graphs, inner_graphs, static_shape
+from memonger.loops.writer import move_constants, settle_constants
 from memonger.tiling.writer import SliceWriter
 
 _OLDEST_OPSET = 13
@@ -26,14 +30,17 @@ def can_be_in_branch(model: ir.Model) -> bool:
     return is_new and all(type(value.type) is ir.TensorType for value in (*graph.inputs, *graph.outputs))
 
 
-def in_branch(model: ir.Model) -> ir.Model:
+def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
     """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
+        is_open: Whether onnxruntime is not to know the sizes of the first dimension of inputs, and of slices.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
+    settle_constants(writer)
+    writer.drop_unread()
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
     for scan in [node for each in graphs(copy) for node in each if node.op_type == "Scan"]:
         body = scan.attributes["body"].as_graph()
@@ -66,8 +73,42 @@ def in_branch(model: ir.Model) -> ir.Model:
     attributes = {"then_branch": then, "else_branch": other}
     graph.append(ir.node("If", [is_empty], attributes, outputs=[*insides, lengths], name=writer.fresh("branch/If")))
     number.type, is_empty.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    if is_open:
+        _tell_no_sizes(writer, then, number)
     move_constants(writer, [then])
     return copy
+
+
+def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> None:
+    """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
+    inside = [branch, *inner_graphs(branch)]
+    reshapes = [node for graph in inside for node in graph if node.op_type == "Reshape"]
+    graph = writer.model.graph
+    for value in [value for value in graph.inputs if static_shape(value) and value.uses()]:
+        view = ir.Value(name=writer.fresh(f"{value.name}.view"), type=value.type, shape=value.shape)
+        ir.convenience.replace_all_uses_with(value, view)
+        sizes = writer.integers(static_shape(value) or ())
+        reshapes.append(ir.node("Reshape", [value, sizes], outputs=[view], name=writer.fresh(f"{view.name}/Reshape")))
+        branch.insert_before(branch[0], reshapes[-1])
+    for node in reshapes:
+        told = node.inputs[1]
+        if told is None or told.const_value is None or node.graph is None:
+            continue
+        sizes = ir.Value(name=writer.fresh(f"{node.name}.sizes"), type=told.type, shape=told.shape)
+        name = writer.fresh(f"{sizes.name}/Add")
+        node.graph.insert_before(node, ir.node("Add", [told, zero], outputs=[sizes], name=name))
+        node.replace_input_with(1, sizes)
+    for each in inside:
+        kept = {value for node in each if node.op_type in ("Reshape", "Scan") for value in node.outputs}
+        for value in (*each.inputs, *(value for node in each for value in node.outputs)):
+            dims, name = static_shape(value), f"{each.name}.size"
+            if dims and value in kept.union(each.inputs).difference(each.outputs):
+                made = value.producer()
+                is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
+                open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
+                value.shape = ir.Shape([*(f"{name}{axis}" for axis in range(open_dims)), *dims[open_dims:]])
+            elif dims and not (each is branch and value in each.outputs):
+                value.shape = None
 
 
 def _add_length(writer: SliceWriter, graph: ir.Graph, sequence: ir.Value, name: str) -> ir.Value:

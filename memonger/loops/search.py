@@ -26,10 +26,10 @@ from memonger.ir.values import static_shape
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.rows import in_steady_slices, with_row_loops
 from memonger.loops.targets import TARGETS, Weights
-from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
-from memonger.model.load import Source, load_as_is
+from memonger.model.load import Source, load, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.planner import search_plan as planner
@@ -48,7 +48,7 @@ from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch
 from memonger.tiling.slice_check import EXACT, CheckedCopy, SliceCheck
 from memonger.tiling.slices import Band, SliceStage, row_rules
-from memonger.tiling.writer import in_slices
+from memonger.tiling.writer import SliceWriter, in_slices
 from memonger.words import option
 
 ITERATION_SECONDS = 3e-5
@@ -60,8 +60,9 @@ PLACES = 8
 TRIED = 8
 """Candidates that are written and run."""
 
-UNSURE = 0.15
-"""Candidates that are estimated to take so much more of the time than is allowed are run, too."""
+UNSURE, SLACK = 0.4, 1.5
+"""Candidates that are estimated to take so much more of the time than is allowed are run, too; and where one was too
+slow, those of which an estimate of so many times more is as much as is allowed by what that took."""
 
 WORTH = 0.9
 """What takes more than so much of the memory of a run isn't worth another file."""
@@ -173,6 +174,7 @@ class _Candidate:
         write: Gives the model in loops, or raises a `NotInLoopsError`.
         loops: What runs in them.
         is_nested: Whether one of them stands in another.
+        twice: Bytes of weights that it holds twice once loaded: in a loop and in nodes around it.
     """
 
     bytes: float
@@ -180,6 +182,7 @@ class _Candidate:
     write: Callable[[], ir.Model]
     loops: tuple[Loop, ...]
     is_nested: bool = False
+    twice: int = 0
 
 
 def shrink(
@@ -218,8 +221,12 @@ def shrink(
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
     if target is not None and target not in TARGETS:
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
-    options = Options(device="none", mode="inference", batch=batch, dims=asked.sizes, progress=progress)
-    job = planner.prepare(source, options)
+    options = Options(device="none", mode="inference", progress=progress)
+    loaded = load(source, batch=batch, dims=asked.sizes)
+    settled = SliceWriter(loaded.ir.clone())
+    settle_constants(settled)
+    settled.drop_unread()
+    job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
     search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
@@ -232,15 +239,20 @@ def shrink(
         found += _in_rows(search.job)
     if target is not None and not TARGETS[target].nests:
         found = [each for each in found if not each.is_nested]
-    less, once = [each for each in found if each.bytes <= WORTH * whole], search.seconds
+    original = load_as_is(source).ir
+    in_branches = (target is None or TARGETS[target].branches) and can_be_in_branch(original)
+    most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case
+    less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
-    original, found = load_as_is(source).ir, fast
-    if (target is None or TARGETS[target].branches) and can_be_in_branch(original):
-        write = partial(_in_order, source) if open_size else lambda: job.lowered.model
-        as_it_is = _Candidate(whole, 0.0, write, ())
-        found = [replace(each, write=partial(_in_branch, each.write)) for each in (*found, as_it_is)]
+    found = fast
+    if in_branches:
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
+        is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
+        is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
+        found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
+        found.append(replace(as_it_is, write=partial(_in_branch, as_it_is.write, False)))
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
@@ -286,7 +298,7 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
 
 
 def _need(candidate: _Candidate) -> tuple[float, float]:
-    return candidate.bytes, candidate.seconds
+    return candidate.bytes + candidate.twice, candidate.seconds
 
 
 def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]], threads: int, name: str) -> Shrunk:
@@ -303,7 +315,8 @@ def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]
         except NotInLoopsError:
             continue
         known = expected(made, shapes, threads)
-        needs = (candidate.bytes if known is None else float(known.run_bytes)), candidate.seconds
+        takes = candidate.bytes if known is None else float(known.run_bytes)
+        needs = takes + candidate.twice, candidate.seconds
         if best is None or needs < best[:2]:
             said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
             best = (*needs, Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,)))
@@ -313,14 +326,20 @@ def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]
 
 
 def _in_order(source: Source) -> ir.Model:
-    """The model as it is, its nodes in an order in which they can run."""
+    """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
     model = load_as_is(source).ir
     model.graph.sort()
     return model
 
 
-def _in_branch(write: Callable[[], ir.Model]) -> ir.Model:
-    return in_branch(write())
+def _in_branch(write: Callable[[], ir.Model], is_open: bool) -> ir.Model:
+    return in_branch(write(), is_open)
+
+
+def _is_product(node: ir.Node) -> bool:
+    """Whether onnxruntime may make one node of a product and the sum behind it, where it knows their sizes."""
+    given = node.inputs[0] if node.op_type == "MatMul" else None
+    return given is not None and len(static_shape(given) or ()) > 2
 
 
 def _why_no_loops(model: ir.Model, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
@@ -431,12 +450,14 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
     search = RowSearch(job, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
     model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
     for bands, parts in search.ways({}, most_copies=math.inf):
-        loops = list[Loop]()
+        loops, weights = list[Loop](), dict[ir.Value, int]()
         for band in bands:
             own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], Slicing)]
             loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
-        seconds = math.fsum(part.seconds for part in parts)
-        yield _Candidate(max(p.bytes for p in parts), seconds, partial(with_row_loops, model, bands), tuple(loops))
+            read = (value for node in own for value in node.inputs if value is not None)
+            weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
+        seconds, write = math.fsum(part.seconds for part in parts), partial(with_row_loops, model, bands)
+        yield _Candidate(max(p.bytes for p in parts), seconds, write, tuple(loops), twice=sum(weights.values()))
 
 
 @dataclass(slots=True)
@@ -502,6 +523,8 @@ class _Contest:
                     break
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
+                    if candidate.seconds > 0:
+                        most = min(most, SLACK * candidate.seconds * self.max_overhead / (ratio - 1))
                     left = [*(other for other in left[:-1] if other.seconds <= most), *left[-1:]]
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
@@ -529,6 +552,8 @@ class _Contest:
         if not self.allow_rounding and not _same(want, got):
             return "outputs differ in their last bits", None
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
+        if process_memory.is_measurable():  # loaded and running count together
+            needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
         if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
             return f"a run takes {needs / max(1, needed):.0%} of the memory", None
         before.round(1)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
@@ -51,11 +52,7 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
         raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
     copy = model.clone()
     nodes, writer, start, there = list(copy.graph), SliceWriter(copy), 0, set(inner_graphs(copy.graph))
-    for node in nodes:  # of a constant a body's node wouldn't know that it is one
-        constant, result = node.inputs[0] if node.op_type == "Identity" else None, node.outputs[0]
-        if constant is not None and constant.const_value is not None and not result.is_graph_output():
-            ir.convenience.replace_all_uses_with(result, constant)
-            writer.read_no_more(result)
+    settle_constants(writer)
     copy.graph.remove(nodes)
     for band in bands:
         first, last = band.stages[0].begin, band.stages[-1].end
@@ -99,6 +96,35 @@ def _open(graph: ir.Graph, name: str) -> None:
             value.shape = None if not value.is_graph_output() else value.shape
     for value in (*graph.inputs, *graph.outputs):
         value.shape = ir.Shape([name, *(static_shape(value) or (0,))[1:]])
+
+
+def settle_constants(writer: SliceWriter) -> None:
+    """Let nodes read constants in place of what copies or transposes them.
+
+    A body's node wouldn't know that it reads a constant; and what onnxruntime works out of one when it loads a body, it
+    holds in the body's message, too.
+    """
+    for node in writer.model.graph:
+        constant, result = node.inputs[0] if node.op_type in ("Identity", "Transpose") else None, node.outputs[0]
+        if constant is None or constant.const_value is None or constant.is_graph_input() or result.is_graph_output():
+            continue
+        if node.op_type == "Transpose":
+            axes = node.attributes.get_ints("perm")
+            constant = writer.initializer(f"{constant.name}.transposed", _transposed(constant.const_value, axes))
+        ir.convenience.replace_all_uses_with(result, constant)
+        writer.read_no_more(result)
+
+
+def _transposed(tensor: ir.TensorProtocol, axes: Sequence[int] | None) -> ir.TensorProtocol:
+    """A constant with its axes in another order, which is worked out when it is written."""
+    axes = range(len(tensor.shape))[::-1] if axes is None else axes
+    shape = ir.Shape([int(tensor.shape[axis]) for axis in axes])  # type: ignore[arg-type]
+    dtype = tensor.dtype
+
+    def worked_out() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(np.transpose(tensor.numpy(), axes)), dtype=dtype)
+
+    return ir.LazyTensor(worked_out, dtype=dtype, shape=shape, name=tensor.name)
 
 
 def move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:

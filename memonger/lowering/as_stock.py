@@ -19,7 +19,7 @@ from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
-from memonger.ir.values import graphs, static_shape
+from memonger.ir.values import graphs, static_shape, subgraphs
 from memonger.lowering.device_form import OptimizeWithOnnxruntime, settle_bodies
 from memonger.runtime import onnxruntime
 from memonger.shapes.inference import output_type
@@ -73,7 +73,8 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
 
 
 def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
-    """Say what the optimizer leaves out: types, and how many channels there are in blocks. Returns whether it did."""
+    """Say what the optimizer leaves out: types, and how many channels there are in blocks; and of what branches give in
+    several sizes the largest. Returns whether it did."""
     weights = [
         value.const_value.shape.numpy()
         for node in graph
@@ -86,10 +87,15 @@ def _complete(graph: ir.Graph, opsets: Mapping[str, int]) -> bool:
         for place, value in enumerate(node.outputs):
             if value.type is None and (dtype := _type(node, place, opsets)) is not None:
                 value.type, found = ir.TensorType(dtype), True
+            if node.op_type == "If" and static_shape(value) is None:
+                given = [static_shape(branch.outputs[place]) for branch in subgraphs(node)]
+                shapes = sorted((shape for shape in given if shape is not None), key=math.prod)
+                if len(shapes) == len(given):
+                    value.shape, found = ir.Shape(shapes[-1]), True
         if operator_name(node) == "com.microsoft.nchwc::ReorderInput" and node.outputs[0].shape is None:
-            given = None if node.inputs[0] is None else static_shape(node.inputs[0])
+            read = None if node.inputs[0] is None else static_shape(node.inputs[0])
             place = -1 if node.attributes.get_int("channels_last", 0) else 1
-            channels = _channels(node.outputs[0]) or (given[place] if given else 0)
+            channels = _channels(node.outputs[0]) or (read[place] if read else 0)
             if channels:
                 node.outputs[0].shape, found = ir.Shape([None, -(-channels // block) * block, None, None]), True
     return found

@@ -22,7 +22,7 @@ from memonger.words import option
 MOST_BATCHES = 64
 
 ELSEWHERE = ("onnxruntime", "triton", "openvino")
-"""Targets whose model another runtime runs, in memory that it lays out itself and with its own bits: nodes run whole."""
+"""Targets whose model another runtime runs, in memory that it lays out itself: nodes run whole."""
 
 PORTABLE = (*ELSEWHERE, "kserve")
 """Targets whose model another runtime runs, or another machine: standard operators, bound to nothing. What the others

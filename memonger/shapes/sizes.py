@@ -333,10 +333,12 @@ def _step(
 ) -> _NodeSizes | None:
     """What computes the shapes of a node without bodies; None where a run tells them, or no rule knows the operator."""
     if operator_name(node) == "SequenceLength":  # a number, whatever the sequence is
+        given = node.inputs[0].producer() if node.inputs[0] is not None else None
+        is_empty = given is not None and given.op_type == "SequenceEmpty"
         length = tuple(numbers[value] for value in node.outputs)
         return _NodeSizes(
             node=f"'{node.name}' (SequenceLength)", compute=lambda shapes, _: ((),), reads=(), writes=length,
-            decisive=(), anyway=(), evaluate=None,
+            decisive=(), anyway=(), evaluate=(lambda _: (contents.integers(0),)) if is_empty else None,
         )  # fmt: skip
     if facts(node).sized_at_run_time:
         return None

@@ -105,6 +105,24 @@ def axes_of(model: ir.Model, seeds: Mapping[str, int], refused: Mapping[str, str
     return Axes(size, tuple(answers), {str(value.name): axis for value, axis in axis_of.items()})
 
 
+def with_repeated(model: ir.Model, seeds: Mapping[str, int]) -> dict[str, int]:
+    """These first axes of values, and those of what an ``Expand`` repeats as often and no seed reaches.
+
+    So what is worked out of that, as the mask of an attention, is cut as well. Only the seeds, where something couldn't
+    be cut any more then: what has as many elements by chance isn't repeated for them.
+    """
+    plain = axes_of(model, seeds)
+    repeated = dict[str, int]()
+    for node, how in zip(model.graph, plain.nodes, strict=True):
+        if node.op_type == "Expand" and how is None and node.inputs[0] is not None:
+            before, after = static_shape(node.inputs[0]) or (), static_shape(node.outputs[0]) or (0,)
+            if after[0] == plain.size and (len(before) < len(after) or before[0] == 1):
+                repeated[str(node.outputs[0].name)] = 0
+    both = axes_of(model, {**seeds, **repeated})
+    refused = [sum(isinstance(how, Refusal) for how in axes.nodes) for axes in (plain, both)]
+    return {**seeds, **(repeated if refused[1] <= refused[0] else {})}
+
+
 def shapes_at_points(model: ir.Model, ranges: Mapping[str, DimRange]) -> list[dict[str, Shape | None]]:
     """The shapes of a model's values at `memonger.shapes.ranges.points`, by name.
 

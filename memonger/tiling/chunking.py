@@ -42,7 +42,7 @@ from memonger.schedule.decide import decide
 from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
-from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes, varying_images
+from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes, varying_images, with_repeated
 from memonger.tiling.candidates import (
     MOST_NODES,
     UNSURE,
@@ -272,13 +272,19 @@ class ChunkSearch:
         return self._priced[key]
 
     def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
-        """The axes of the inputs along which something can be cut, where nodes of these names stay whole."""
-        self._refused = dict(refused)
-        return self._of_inputs()
+        """The axes of the inputs along which something can be cut, where nodes of these names stay whole.
 
-    def _of_inputs(self) -> list["AxisGraph"]:
+        What is repeated for each element of a batch, as masks are, is cut, too.
+        """
+        self._refused = dict(refused)
+        return self._of_inputs(also_repeated=not self.job.ranges)
+
+    def _of_inputs(self, also_repeated: bool = False) -> list["AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
-        seeds = seeds_of(self.job.lowered.model, self.batch)
+        model = self.job.lowered.model
+        seeds = seeds_of(model, self.batch)
+        if also_repeated:
+            seeds = (with_repeated(model, one) if max(one.values()) == 0 else one for one in seeds)
         found = ((max(one.values()), self._cut_along(one)) for one in seeds)
         return [
             _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)

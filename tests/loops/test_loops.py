@@ -25,10 +25,11 @@ from memonger.loops import search
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.targets import TARGETS
 from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
-from memonger.tiling.axes import Axes, axes_of
+from memonger.tiling.axes import Axes, axes_of, with_repeated
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slices import Band, SliceStage
 from tests.support.stock import normal, parse, run_stock, same
@@ -336,6 +337,22 @@ def _run_bytes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> int:
     return process_memory.peak_over(process_memory.settle(), lambda: [len(session.run(None, feeds)) for _ in "12"])
 
 
+def test_bodies_know_that_a_transposed_constant_is_one(tmp_path: Path) -> None:
+    """It lies in the file as it is read, and nodes in bodies and branches read it from there."""
+    model = parse("g (float[8, 4] x) => (float[8, 6] y) { t = Transpose <perm = [1, 0]> (w)  y = MatMul (x, t) }")
+    model.graph.initializer.append(numpy_helper.from_array(normal(4, 6, 4), "w"))
+    loaded, axes = _axes(model, 0)
+    for made in (with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))]), in_branch(loaded)):
+        inner = [graph for graph in graphs(made) if any(node.op_type == "MatMul" for node in graph)]
+        ((weight,),) = [
+            [value for value in graph.initializers.values() if len(value.shape or ()) == 2] for graph in inner
+        ]
+        assert not any(node.op_type == "Transpose" for graph in graphs(made) for node in graph)
+        assert weight.const_value is not None
+        np.testing.assert_array_equal(weight.const_value.numpy(), normal(4, 6, 4).T)
+        _check(model, made)
+
+
 def test_loops_in_a_branch_give_what_they_gave() -> None:
     loaded, axes = _axes(_network(), 0)
     made = with_loops(loaded, axes, [_band(axes, (0, 3, 8), (3, len(axes.nodes), 2))])
@@ -351,3 +368,55 @@ def test_what_a_branch_takes() -> None:
     assert not can_be_in_branch(old)
     listed = parse("g (seq(float[2]) x) => (float[2] y) <int64 n = {0}> { y = SequenceAt (x, n) }", opset=17)
     assert not can_be_in_branch(ir.serde.deserialize_model(listed))
+
+
+OPEN = """g (float[n, 12, 8] x) => (float[n, 12, 8] y) {
+    m = MatMul (x, w)  a = Add (m, b)  e = Gelu (a)  t = Reshape (e, told)  o = MatMul (t, w)  s = Add (o, b)
+    y = Add (s, x)
+}"""
+
+
+def test_sizes_that_are_open_stay_unknown_to_the_runtime(tmp_path: Path) -> None:
+    """Of a batch whose size it knows it makes other nodes, which round otherwise; in an open one it keeps them."""
+    model = parse(OPEN, opset=20)
+    constants = {"w": normal(4, 8, 8), "b": normal(5, 8), "told": np.array([-1, 12, 8])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    loaded = load(model, batch=16).ir
+    axes = axes_of(loaded, {"x": 0})
+    made = in_branch(with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 4))]), is_open=True)
+    proto = ir.serde.serialize_model(made)
+    onnx.checker.check_model(proto, full_check=True)
+    feeds = {"x": normal(7, 16, 12, 8)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, proto))
+    assert same(got["y"], want["y"])
+    assert "Gemm" not in _optimized(proto, tmp_path)
+    assert "Gemm" in _optimized(ir.serde.serialize_model(in_branch(loaded)), tmp_path)
+    takes = expected(made, {"x": (16, 12, 8)}, 1)
+    assert takes is not None
+    assert takes.run_bytes > 0
+
+
+MASKED = """g (float[8, 4, 6] x) => (float[8, 4, 4] y) <int64[3] sizes = {8, 4, 4}> {
+    m = Expand (triangle, sizes)  w = Where (m, zero, low)  t = Transpose <perm = [0, 2, 1]> (x)
+    s = MatMul (x, t)  a = Add (s, w)  y = Softmax (a)
+}"""
+
+
+@pytest.mark.parametrize("batch", [8, 4])
+def test_a_mask_that_is_repeated_for_each_element_is_cut_with_them(batch: int) -> None:
+    """Where rows of it are as many as elements, by chance: the sum still is of whole slices."""
+    model = parse(MASKED.replace("8, 4", f"{batch}, 4"), opset=17)
+    constants = {"triangle": np.tril(np.ones((4, 4), bool)), "zero": np.float32(0), "low": np.float32(-9)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(a), name) for name, a in constants.items())
+    loaded = load(model).ir
+    axes = axes_of(loaded, with_repeated(loaded, {"x": 0}))
+    assert axes.values["w"] == 0
+    _check(model, with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), batch))]))
+
+
+def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
+    """Operators of what stock onnxruntime makes of a model, its bodies included."""
+    options = onnxruntime().SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {node.op_type for graph in graphs(ir.load(folder / "optimized.onnx")) for node in graph}
