@@ -431,7 +431,8 @@ class Plan(BasePlan, Header):
 
         Weights of 1 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
         pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
-        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
+        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own; but for a
+        large one that is over a third of all, as loading would peak there.
 
         Args:
             path: The file.
