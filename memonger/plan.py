@@ -264,6 +264,11 @@ class Plan(BasePlan, Header):
         return None if self.workspace is None else max(self.workspace.values(), default=0)
 
     @property
+    def peer(self) -> str:
+        """Who would run the model without a plan: `stock_bytes` are what that takes."""
+        return "stock onnxruntime"
+
+    @property
     def predicted_bytes(self) -> int | None:
         """Bytes a run takes beside the loaded model: arena, workspace, values that only the run can size.
 
@@ -431,8 +436,7 @@ class Plan(BasePlan, Header):
 
         Weights of 1 MiB and more together lie in a file beside it, ``<name>.<digest>.data``, which a session maps: its
         pages are shared by all processes that run it. In a plan for this machine's processor that file also holds
-        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own; but for a
-        large one that is over a third of all, as loading would peak there.
+        weights of products as onnxruntime's kernels pack them, so that no session has such copies of its own.
 
         Args:
             path: The file.

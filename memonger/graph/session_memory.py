@@ -27,7 +27,7 @@ import onnx_ir as ir
 from memonger.graph.ranged import idle_nodes
 from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import all_packed, copied_size, is_packing, packed_of
+from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALL
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
@@ -178,10 +178,10 @@ def weights_in_process(
             own += tensor.nbytes
             continue
         in_file = packed_of(tensor)
-        size = in_file.length if in_file is not None else copied_size(value, whole)
+        size = in_file.length if in_file is not None else packed_size(value)
         if in_file is None and digests.get(str(value.name)) in found:
             continue
-        if in_file is None and (size is None or not packs) and _is_packed_at_load(value):
+        if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and _is_packed_at_load(value):
             own += tensor.nbytes
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())

@@ -59,23 +59,6 @@ class Copy(NamedTuple):
     length: int
 
 
-MOST = 16 * MiB
-"""Bytes of a weight from which it gets no copy where it is more than a third of all: while it is packed it is there
-three times, in memory of the session's own, and in pages of the file as it is and as it was packed, and that is then
-the most that the process ever takes."""
-
-
-def copied_size(value: ir.Value, whole: int) -> int | None:
-    """Bytes of the packed copy that a file gets of a weight; None where it gets none.
-
-    Args:
-        value: An initializer.
-        whole: Bytes of all weights of the model.
-    """
-    size = 0 if value.const_value is None else value.const_value.nbytes
-    return None if size < SMALLEST or (size >= MOST and 3 * size > whole) else packed_size(value)
-
-
 def packed_size(value: ir.Value) -> int | None:
     """Bytes of a weight's packed copy; None where no product multiplies by it, or some by it and others transposed.
 

@@ -11,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, copied_size, is_packing, packed_of, packed_size
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
@@ -34,11 +34,9 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
     out: they are packed when a session is made, as ever.
     """
     batch, size = list[ir.Value](), 0
-    values = model.graph.initializers.values()
-    whole = sum(value.const_value.nbytes for value in values if value.const_value is not None)
-    for value in values:
+    for value in model.graph.initializers.values():
         tensor, there = value.const_value, packed_of(value.const_value)
-        if tensor is None or value not in among or copied_size(value, whole) is None:
+        if tensor is None or value not in among or tensor.nbytes < SMALLEST or packed_size(value) is None:
             continue
         if there is not None and isinstance(tensor, ir.ExternalTensor):
             yield Copy(value, there.key, Path(tensor.path), there.offset, there.length)

@@ -86,20 +86,6 @@ def test_each_weight_is_read_once_to_be_written(tmp_path: Path, monkeypatch: pyt
     assert memonger.Plan.load(tmp_path / "planned.onnx").weight_digests == plan_file.weight_digests(plan.model)
 
 
-def test_a_weight_that_is_most_of_a_model_gets_no_packed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "MOST", MIB)
-    plan = memonger.search_plan(_model(layers=1), device="cpu", mode="inference")
-    plan.save(tmp_path / "planned.onnx")
-    assert "packed" not in _record(tmp_path / "planned.onnx")
-    loaded = memonger.Plan.load(tmp_path / "planned.onnx")
-    assert loaded.process_bytes == plan.process_bytes  # the session packs it for itself
-    assert loaded.mapped_bytes == plan.mapped_bytes < MIB
-    feeds = {"v0": normal(0, 4, WIDTH - 8)}
-    np.testing.assert_array_equal(
-        memonger.Session(loaded).run(feeds)["v1"], run_stock(_model(layers=1), feeds, "all")["v1"]
-    )
-
-
 def test_packed_weights_lie_in_the_file_and_give_stocks_bits(planned: Path, tmp_path: Path) -> None:
     (data,) = planned.parent.glob("*.data")
     copies = _record(planned)["packed"]
