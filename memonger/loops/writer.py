@@ -262,22 +262,33 @@ class _BandInLoops:
         crossing = (*entries, *exits)
         if self.open_size and (count != self.size or around > 1 or any(self.axis_of[value] for value in crossing)):
             raise NotInLoopsError("a dimension of any size takes one loop, of slices of one.")
-        outputs, behind = list[ir.Value](), list[ir.Node]()
+        outputs, behind, gives = list[ir.Value](), list[ir.Node](), list[ir.Value]()
         for value in exits:
-            inside = static_shape(value) or ()
-            outputs.append(self._value(value, [runs, *inside], f"{value.name}.slices"))
-            dims = self._scaled(value, runs, 1)
+            inside, is_result = static_shape(value) or (), value.is_graph_output()
             self._check(value, inside)
-            joined = self._value(value, dims, "")
+            joined = self._value(value, self._scaled(value, runs, 1), "")
             for user, index in [(use.node, use.idx) for use in value.uses() if use.node not in own]:
                 user.replace_input_with(index, joined)
             value.name, joined.name = self.writer.fresh(f"{value.name}.slice"), value.name
-            behind.append(self._reshape(outputs[-1], dims, "", joined))
-            self.reads[behind[-1]] = []
             graph_outputs = self.writer.model.graph.outputs
             graph_outputs[:] = [joined if one is value else one for one in graph_outputs]
+            if is_result and around == 1 and inside[0] == 1 and not self.axis_of[value]:
+                # A view of what the loop stacked would be a copy; of elements without the axis they are the result
+                flat = ir.Value(
+                    name=self.writer.fresh(f"{value.name}.flat"), type=value.type, shape=ir.Shape(inside[1:])
+                )
+                sizes, label = self.writer.integers(inside[1:]), self.writer.fresh(f"{flat.name}/Reshape")
+                body.append(ir.Node("", "Reshape", [value, sizes], outputs=[flat], name=label))
+                self.reads[body[-1]] = []
+                gives.append(flat)
+                outputs.append(joined)
+                continue
+            gives.append(value)
+            outputs.append(self._value(value, [runs, *inside], f"{joined.name}.slices"))
+            behind.append(self._reshape(outputs[-1], static_shape(joined) or (), "", joined))
+            self.reads[behind[-1]] = []
         name = self.writer.fresh(f"loop.{body[0].name or exits[0].name}")
-        graph = ir.Graph(list(entries.values()), exits, nodes=body, name=f"{name}.body")
+        graph = ir.Graph(list(entries.values()), gives, nodes=body, name=f"{name}.body")
         attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
         scan = ir.Node("", "Scan", inputs, attributes, outputs=outputs, name=name)
         self.reads[scan] = []
@@ -294,7 +305,7 @@ class _BandInLoops:
             self.axis_of[made] = self.axis_of[like]
         return made
 
-    def _reshape(self, value: ir.Value, dims: list[int], name: str, result: ir.Value | None = None) -> ir.Node:
+    def _reshape(self, value: ir.Value, dims: Sequence[int], name: str, result: ir.Value | None = None) -> ir.Node:
         if result is None:
             self._check(value, dims[1:])
             result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))

@@ -121,7 +121,7 @@ def test_constants_stand_in_the_body_that_reads_them_and_no_longer_outside() -> 
     body = scan.attributes["body"].as_graph()
     assert {"w0", "w1", "w2", "b0"} <= body.initializers.keys()
     assert all(value.dtype == ir.DataType.INT64 for value in made.graph.initializers.values())
-    assert [node.op_type for node in made.graph] == ["Reshape", "Scan", "Reshape", "Reshape"]
+    assert [node.op_type for node in made.graph] == ["Reshape", "Scan"], "results are what the loop stacks"
 
 
 @pytest.mark.parametrize("stages", [[(0, 9, 3)], [(0, 3, 8), (3, 9, 3)]])
