@@ -46,7 +46,7 @@ ACTIVATION_BUDGETS = (0.5, 0.1)
 TURNS, SEED = 3, 3
 OWN, BACKEND, EAGER = "its own checkpoints", "memonger", "memonger, eager"
 TABLE = Table(
-    "network<14", "step<28", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "error>9.1e", "seconds>8.1f"
+    "network<15", "step<40", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "error>9.1e", "seconds>8.1f"
 )
 
 aten = torch.ops.aten
@@ -237,11 +237,11 @@ def measured(name: str) -> list[dict[str, Any]]:
 def shown(name: str, row: dict[str, Any], once: float) -> str:
     """A line of the table."""
     asked = row.get("budget")
-    begin = f"{name:14} {row['step']:28}" + (" " * 10 if asked is None else f" {asked / MiB:9.1f}")
+    begin = f"{name:15}{row['step']:40}" + (" " * 9 if asked is None else f"{asked / MiB:9.1f}")
     if "fails" in row:
-        return f"{begin} fails: {row['fails']}"
+        return f"{begin}  fails: {row['fails']}"
     if "smallest" in row:
-        return f"{begin} can't be held: {row['smallest'] / MiB:.1f} can"
+        return f"{begin}  can't be held: {row['smallest'] / MiB:.1f} can"
     planned = row["planned"] / MiB if "planned" in row else None
     return TABLE.row(
         name, row["step"], None if asked is None else asked / MiB, planned, row["measured"] / MiB,

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint as run_again
 from memonger.errors import BudgetError, PlanError
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
-from memonger.schedule.budget import Allocated, cheapest_within
+from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 from memonger.torch import operators
 from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
@@ -35,6 +35,9 @@ from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
 """Regions save at most this part of what the whole step saves, where modules are small enough."""
+
+PROPOSALS = 4
+"""Choices that are run on tensors without memory for one target, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,12 @@ class Checkpoints:
                 self._writers.setdefault(storage, []).append(number)
 
     def within(self, target: int) -> list[Choice]:
-        """Choices within so many bytes, the cheapest first; where there is none, that with the fewest."""
-        found = [choice for draft in self._drafts for choice in draft.within(target)]
+        """Choices within so many bytes, the cheapest first; where there is none, others, that with the fewest first."""
+        each = [choice for draft in self._drafts for choice in draft.within(target)]
+        found = list({(one.bytes, one.again, one.cost): one for one in each}.values())
         fitting = [one for one in found if one.bytes <= target]
-        return sorted(fitting, key=lambda one: (one.cost, one.bytes)) or [min(found, key=lambda one: one.bytes)]
+        by_bytes = sorted(found, key=lambda one: (one.bytes, one.cost))
+        return sorted(fitting, key=lambda one: (one.cost, one.bytes)) or by_bytes
 
     @cached_property
     def _drafts(self) -> "list[_Draft]":
@@ -543,7 +548,7 @@ def chosen(
     whole = recorded(module, inputs, mode)
     found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0, 0.0)))
     if budget is not None and found.bytes > budget:
-        candidates = Checkpoints(whole, module, state)
+        candidates, tried = Checkpoints(whole, module, state), list[Allocated[tuple[RecordedStep, Choice]]]()
 
         def ran(choice: Choice) -> Allocated[tuple[RecordedStep, Choice]]:
             checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
@@ -551,16 +556,26 @@ def chosen(
                 step = recorded(module, inputs, mode)
             finally:
                 checkpoints.take_off()
-            return Allocated(step.peak + state, choice.cost, (step, choice))
+            tried.append(Allocated(step.peak + state, choice.cost, (step, choice)))
+            return tried[-1]
 
         def proposed(target: int, _: int) -> tuple[int, list[Choice]]:
             choices = candidates.within(target)
-            return choices[0].bytes, choices[:2]
+            return choices[0].bytes, choices[:PROPOSALS]
 
         best = cheapest_within(budget, proposed, ran)
+        for _ in range(ATTEMPTS if best is None else 0):  # estimates of the fewest bytes may be off
+            least = min(tried, key=lambda one: one.bytes)
+            for choice in candidates.within(least.bytes)[:PROPOSALS]:
+                ran(choice)
+            lower = min(tried, key=lambda one: one.bytes)
+            if lower.bytes <= budget:
+                best = lower
+            if lower is least or best is not None:
+                break
         if best is None:
-            smallest = ran(candidates.within(0)[0]).bytes
-            raise refused(BudgetError(budget, smallest, 0), whole.given_bytes, whole.gradients, state)
+            smallest = BudgetError(budget, least.bytes, 0)
+            raise refused(smallest, whole.given_bytes, whole.gradients, state)
         found = best
     step, choice = found.item
     once = sum(call.cost for call in whole.calls)
