@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from benchmarks import browser
 from benchmarks.inference import clients
 from memonger.ir.save import as_proto, save_model
+from memonger.loops.branch import in_branch
 from memonger.loops.writer import with_loops
 from memonger.model.load import load
 from memonger.tiling.axes import axes_of
@@ -29,7 +30,7 @@ UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image network as it was, and in a loop of four slices, with weights beside it and inside; and in two loops."""
+    """An image network as it was; in a loop of four slices: weights beside it, inside, in a branch; and in two loops."""
     folder = tmp_path_factory.mktemp("clients")
     model = parse(UPSCALER, opset=17)
     weights = {"w0": normal(0, 16, 3, 3, 3), "w1": normal(1, 12, 16, 3, 3)}
@@ -38,9 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded = load(model).ir
     axes = axes_of(loaded, {"x": 0})
     made = with_loops(loaded, axes, [Band(axes.values, (SliceStage(0, len(axes.nodes), (0, 1, 2, 3, 4)),))])
-    assert [node.op_type for node in made.graph] == ["Reshape", "Scan", "Reshape"]
+    assert [node.op_type for node in made.graph] == ["Reshape", "Scan"]
     (folder / "inside.onnx").write_bytes(as_proto(made, "inside").SerializeToString())
     save_model(made, folder / "beside.onnx", limit=0)
+    save_model(in_branch(made), folder / "branch.onnx", limit=0)
     stages = SliceStage(0, 2, (0, 1, 2, 3, 4)), SliceStage(2, len(axes.nodes), (0, 2, 4))
     save_model(with_loops(loaded, axes, [Band(axes.values, stages)]), folder / "nested.onnx")
     return folder
@@ -53,12 +55,12 @@ def test_outputs_are_the_same_in_another_language(make: object, folder: Path, tm
     if isinstance(client, str):
         pytest.skip(client)
     feeds = {"x": normal(2, 4, 3, 24, 24)}
-    (was, want), (now, got) = (
-        client.run(folder / name, feeds, tmp_path / name) for name in ("before.onnx", f"{client.weights}.onnx")
-    )
-    assert want == got
-    assert np.frombuffer(got[0], np.float32).size == 4 * 3 * 48 * 48
-    assert was.keys() == now.keys() == {"version", "loaded_bytes", "run_bytes", "seconds"}
+    was, want = client.run(folder / "before.onnx", feeds, tmp_path / "before")
+    assert np.frombuffer(want[0], np.float32).size == 4 * 3 * 48 * 48
+    for name in (client.weights, *(["branch"] if client.weights == "beside" else [])):
+        now, got = client.run(folder / f"{name}.onnx", feeds, tmp_path / name)
+        assert want == got
+        assert was.keys() == now.keys() == {"version", "loaded_bytes", "run_bytes", "seconds"}
     with pytest.raises(RuntimeError, match=r"nothing\.onnx|can't be|exist"):
         client.run(folder / "nothing.onnx", feeds, tmp_path / "nothing")
 
