@@ -30,7 +30,7 @@ UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image network as it was; in a loop of four slices: weights beside it, inside, in a branch; and in two loops."""
+    """An image network as it was; in a loop of four slices: weights beside it, inside, in a branch; in two loops."""
     folder = tmp_path_factory.mktemp("clients")
     model = parse(UPSCALER, opset=17)
     weights = {"w0": normal(0, 16, 3, 3, 3), "w1": normal(1, 12, 16, 3, 3)}
