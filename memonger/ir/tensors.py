@@ -1,7 +1,7 @@
 """The tensors of a model, wherever they stand."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,18 @@ class DataFile(ir.ExternalTensor):
         )  # fmt: skip
         made.meta.update(tensor.meta)
         return made
+
+
+def transposed(tensor: ir.TensorProtocol, axes: Sequence[int] | None = None) -> ir.TensorProtocol:
+    """A constant with its axes in another order, reversed if none is said; worked out when it is read."""
+    axes = range(len(tensor.shape))[::-1] if axes is None else axes
+    shape = ir.Shape([int(tensor.shape[axis]) for axis in axes])  # type: ignore[arg-type]
+    dtype = tensor.dtype
+
+    def worked_out() -> ir.TensorProtocol:
+        return ir.Tensor(np.ascontiguousarray(np.transpose(tensor.numpy(), axes)), dtype=dtype)
+
+    return ir.LazyTensor(worked_out, dtype=dtype, shape=shape, name=tensor.name)
 
 
 def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:

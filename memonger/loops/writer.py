@@ -14,10 +14,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.tensors import transposed
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.tiling.axes import Axes
 from memonger.tiling.cutting import Slicing
@@ -110,21 +110,9 @@ def settle_constants(writer: SliceWriter) -> None:
             continue
         if node.op_type == "Transpose":
             axes = node.attributes.get_ints("perm")
-            constant = writer.initializer(f"{constant.name}.transposed", _transposed(constant.const_value, axes))
+            constant = writer.initializer(f"{constant.name}.transposed", transposed(constant.const_value, axes))
         ir.convenience.replace_all_uses_with(result, constant)
         writer.read_no_more(result)
-
-
-def _transposed(tensor: ir.TensorProtocol, axes: Sequence[int] | None) -> ir.TensorProtocol:
-    """A constant with its axes in another order, which is worked out when it is written."""
-    axes = range(len(tensor.shape))[::-1] if axes is None else axes
-    shape = ir.Shape([int(tensor.shape[axis]) for axis in axes])  # type: ignore[arg-type]
-    dtype = tensor.dtype
-
-    def worked_out() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(np.transpose(tensor.numpy(), axes)), dtype=dtype)
-
-    return ir.LazyTensor(worked_out, dtype=dtype, shape=shape, name=tensor.name)
 
 
 def move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:

@@ -1,7 +1,7 @@
 """The model that another one was written from, kept in that one's file: a model in loops knows what it was.
 
 It stands in ``metadata_props["memonger.original"]``. Weights that the model holds under any name, in a body, say, are
-left out, and found again by their content.
+left out, and found again by their content; so are matrices that it holds transposed.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.ir.checks import root_cause
-from memonger.ir.tensors import all_tensors, bodies, in_memory, replace_external
+from memonger.ir.tensors import all_tensors, bodies, in_memory, replace_external, transposed
 from memonger.ir.values import graphs, tensor_shape
 from memonger.model import load
 from memonger.model.forward_model import from_text, to_text
@@ -85,11 +85,16 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
 
 
 def _digests(model: ir.Model, sizes: Collection[int]) -> Iterator[tuple[str, ir.TensorProtocol]]:
-    """The weights of a model that have one of these sizes in bytes, bodies included, with what tells them apart."""
+    """The weights of a model that have one of these sizes in bytes, bodies included, with what tells them apart.
+
+    Matrices are there as they are and transposed.
+    """
     for graph in graphs(model):
         for value in graph.initializers.values():
-            if value.const_value is not None and value.const_value.nbytes in sizes:
-                yield _digest(value.const_value), value.const_value
+            tensor = value.const_value
+            if tensor is not None and tensor.nbytes in sizes:
+                for each in (tensor, transposed(tensor)) if len(tensor.shape) == 2 else (tensor,):
+                    yield _digest(each), each
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:

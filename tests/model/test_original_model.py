@@ -87,6 +87,20 @@ def test_a_weight_is_in_the_file_once(small: Path) -> None:
         original_model.extract(made, "it")
 
 
+def test_a_matrix_that_is_held_transposed_is_found() -> None:
+    original = _original()
+    original.graph.initializer[0].CopyFrom(numpy_helper.from_array(normal(0, 16, 20), "w"))
+    made = load_as_is(original).ir
+    made.graph.initializers["w"].const_value = ir.tensor(normal(0, 16, 20).T.copy(), name="w.transposed")
+    original_model.embed(made, load_as_is(original).ir)
+    assert len(made.metadata_props[original_model.KEY]) < 16 * 20 * 4
+    found = original_model.extract(made, "it")
+    assert found is not None
+    weight = found.graph.initializers["w"].const_value
+    assert weight is not None
+    np.testing.assert_array_equal(weight.numpy(), normal(0, 16, 20))
+
+
 def test_what_holds_other_weights_keeps_no_original(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(original_model, "MOST", 1000)
     monkeypatch.setattr(original_model, "SMALL", 1000)
