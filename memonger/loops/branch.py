@@ -15,6 +15,7 @@ is added to the length of the sequence, which is 0.
 import numpy as np
 import onnx_ir as ir
 
+from memonger.ir.operators import operator_name
 from memonger.ir.values import add_initializer, graphs, inner_graphs, static_shape
 from memonger.loops.writer import move_constants, settle_constants
 from memonger.tiling.writer import SliceWriter
@@ -22,12 +23,22 @@ from memonger.tiling.writer import SliceWriter
 _OLDEST_OPSET = 13
 """Sequences are older; nodes that take any type are there from this operator set on."""
 
+_FILLED = frozenset(
+    (
+        ir.DataType.BOOL, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8,
+        ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8, ir.DataType.UINT16,
+        ir.DataType.UINT32, ir.DataType.UINT64, ir.DataType.STRING,
+    )
+)  # fmt: skip
+"""Types of results that the branch which never runs can give, by Cast and Expand."""
+
 
 def can_be_in_branch(model: ir.Model) -> bool:
     """Whether a model's nodes can stand in a branch and gain by that: all that it is given and gives are tensors."""
     graph = model.graph
     is_new = (graph.opset_imports.get("") or 0) >= _OLDEST_OPSET
-    return is_new and all(type(value.type) is ir.TensorType for value in (*graph.inputs, *graph.outputs))
+    are_tensors = all(type(value.type) is ir.TensorType for value in (*graph.inputs, *graph.outputs))
+    return is_new and are_tensors and all(value.dtype in _FILLED for value in graph.outputs)
 
 
 def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
@@ -42,12 +53,12 @@ def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
     settle_constants(writer)
     writer.drop_unread()
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
-    for scan in [node for each in graphs(copy) for node in each if node.op_type == "Scan"]:
+    for scan in [node for each in graphs(copy) for node in each if operator_name(node) == "Scan"]:
         body = scan.attributes["body"].as_graph()
         _add_length(writer, body, sequence, f"{scan.name}.branch")
-        axes = scan.attributes.get_ints("scan_output_axes")
-        if axes is not None:
-            scan.attributes.add(ir.AttrInt64s("scan_output_axes", [*axes, 0]))
+        for each in ("scan_output_axes", "scan_output_directions"):
+            if (given := scan.attributes.get_ints(each)) is not None:
+                scan.attributes.add(ir.AttrInt64s(each, [*given, 0]))
         scan.resize_outputs(len(scan.outputs) + 1)
         scan.outputs[-1].name = writer.fresh(f"{scan.name}.lengths")
         scan.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
@@ -82,11 +93,12 @@ def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
 def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> None:
     """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
     inside = [branch, *inner_graphs(branch)]
-    reshapes = [node for graph in inside for node in graph if node.op_type == "Reshape"]
+    reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
     graph = writer.model.graph
     for value in [value for value in graph.inputs if static_shape(value) and value.uses()]:
         view = ir.Value(name=writer.fresh(f"{value.name}.view"), type=value.type, shape=value.shape)
-        ir.convenience.replace_all_uses_with(value, view)
+        for user, place in list(value.uses()):
+            user.replace_input_with(place, view)
         sizes = writer.integers(static_shape(value) or ())
         reshapes.append(ir.node("Reshape", [value, sizes], outputs=[view], name=writer.fresh(f"{view.name}/Reshape")))
         branch.insert_before(branch[0], reshapes[-1])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.operators import operator_name
 from memonger.ir.tensors import transposed
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.tiling.axes import Axes
@@ -94,7 +95,7 @@ def _open(graph: ir.Graph, name: str) -> None:
         given.update(node.outputs)
         for value in node.outputs:
             value.shape = None if not value.is_graph_output() else value.shape
-    for value in (*graph.inputs, *graph.outputs):
+    for value in dict.fromkeys((*graph.inputs, *graph.outputs)):
         value.shape = ir.Shape([name, *(static_shape(value) or (0,))[1:]])
 
 
@@ -105,8 +106,11 @@ def settle_constants(writer: SliceWriter) -> None:
     holds in the body's message, too.
     """
     for node in writer.model.graph:
-        constant, result = node.inputs[0] if node.op_type in ("Identity", "Transpose") else None, node.outputs[0]
-        if constant is None or constant.const_value is None or constant.is_graph_input() or result.is_graph_output():
+        constant = node.inputs[0] if operator_name(node) in ("Identity", "Transpose") else None
+        if constant is None or constant.const_value is None or constant.is_graph_input():
+            continue
+        result = node.outputs[0]
+        if result.is_graph_output() or constant.dtype == ir.DataType.STRING:
             continue
         if node.op_type == "Transpose":
             axes = node.attributes.get_ints("perm")

@@ -74,9 +74,14 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
 
         def found(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
             weight = held.get(str(tensor.location).removeprefix(_HELD))
-            if weight is None or weight.dtype != tensor.dtype or weight.nbytes != tensor.nbytes:
+            if weight is None or weight.nbytes != tensor.nbytes:
                 raise LoadError(f"the file holds weight '{tensor.name}' no more")
-            return ir.Tensor(weight.numpy().reshape(tensor.shape.numpy()), dtype=tensor.dtype, name=tensor.name)
+            if weight.dtype == tensor.dtype:
+                return ir.Tensor(weight.numpy().reshape(tensor.shape.numpy()), dtype=tensor.dtype, name=tensor.name)
+            message = onnx.TensorProto(
+                data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=weight.tobytes()
+            )
+            return ir.Tensor(ir.serde.deserialize_tensor(message).numpy(), dtype=tensor.dtype, name=tensor.name)
 
         replace_external(original, found)
         return load.load_as_is(original).ir

@@ -541,9 +541,8 @@ def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
 
 
 def may_run_in_chunks(job: Job) -> bool:
-    """Whether chunks are among what plans of a model within a budget can do, whatever the options say of them."""
-    is_portable = job.device.facts.is_portable
-    return not (job.options.buckets or is_portable) and chunking.are_possible(job.lowered, job.options, job.device)
+    """Whether chunks are among what plans of a model can do, whatever the options say of them."""
+    return not job.options.buckets and chunking.are_possible(job.lowered, job.options, job.device)
 
 
 def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
@@ -551,8 +550,6 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
     lowered, request, options, device = job.lowered, job.request, job.options, job.device
     if options.buckets or not chunking.are_wanted(lowered, options, device):
         return job
-    if device.facts.is_portable and request.budget is not None and options.axis_and_chunks is None:
-        return job  # nothing is timed that would say what chunks for less memory cost
     if job.mode == "training" and request.budget is not None:
         if job.solution is not None:
             return job

@@ -22,6 +22,8 @@ from tests.support.planning_models import LOSS
 EFFORT = 400
 
 
+WHOLE: dict[str, Any] = {"mode": "inference", "device": "none", "chunks": "off"}
+
 TRAINING = {"loss": LOSS, "optimizer": memonger.SGD(lr=0.1), "device": "none", "effort": EFFORT}
 
 
@@ -32,20 +34,20 @@ def model(tmp_path: Path) -> Path:
 
 
 def _total(size: int, **options: Any) -> int:
-    return memonger.search_plan(block(), batch=size, device="none", effort=EFFORT, **options).total_bytes
+    return memonger.search_plan(block(), batch=size, **{"device": "none", "effort": EFFORT, **options}).total_bytes
 
 
 def test_the_largest_batch_and_the_proof_that_one_more_does_not_fit() -> None:
     memory = 100_000
-    found = memonger.fit(block(), memory, mode="inference", device="none", effort=EFFORT)
+    found = memonger.fit(block(), memory, **WHOLE, effort=EFFORT)
     assert found.fits
     assert found.total_bytes == found.plan.total_bytes <= memory
     assert found.plan.batch == found.size
-    assert _total(found.size, mode="inference", budget=memory) <= memory
+    assert _total(found.size, **WHOLE, budget=memory) <= memory
     assert (found.beyond.size, found.beyond.status) == (found.size + 1, "proven")
     assert found.beyond.lower_bound_bytes > memory
     with pytest.raises(BudgetError):
-        _total(found.size + 1, mode="inference", budget=memory)
+        _total(found.size + 1, **WHOLE, budget=memory)
 
 
 def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
@@ -81,22 +83,22 @@ def _shape(model: Path) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("memory", [30_000, 50_001])
 def test_without_recomputation_it_is_what_trying_every_size_gives(memory: int) -> None:
-    found = memonger.fit(block(), memory, mode="inference", device="none", strategy="none")
-    tried = [size for size in range(1, 2 * found.size + 2) if _total(size, mode="inference") <= memory]
+    found = memonger.fit(block(), memory, **WHOLE, strategy="none")
+    tried = [size for size in range(1, 2 * found.size + 2) if _total(size, **WHOLE) <= memory]
     assert found.size == max(tried)
     assert not found.recomputes
     assert found.overhead == 0
-    assert found.bound_holds_for == ("strategy='none'",)
+    assert found.bound_holds_for == ("chunks='off'", "strategy='none'")
 
 
 def test_a_bound_says_what_may_share_bytes_under_it() -> None:
     """Where less may share bytes every plan takes more: the bound is of those plans alone."""
     usual, alone = (
-        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, sharing=sharing)
+        memonger.fit(block(), 100_000, **WHOLE, effort=EFFORT, sharing=sharing)
         for sharing in (memonger.Sharing(), memonger.Sharing(inplace=False, windows=False))
     )
     assert alone.size < usual.size
-    assert alone.bound_holds_for == ("Sharing(inplace=False)", "Sharing(windows=False)")
+    assert alone.bound_holds_for == ("chunks='off'", "Sharing(inplace=False)", "Sharing(windows=False)")
 
 
 def test_what_the_inputs_decide_is_in_no_bound() -> None:
@@ -156,7 +158,7 @@ def test_another_dimension_may_grow_with_its_square() -> None:
             y = MatMul(p, x)
         }"""
     )
-    found = memonger.fit(model, 4_000_000, "seq", mode="inference", device="none", dims={"n": 2})
+    found = memonger.fit(model, 4_000_000, "seq", **WHOLE, dims={"n": 2})
     needed = [8 * size**2 + 64 * size for size in (found.size, found.size + 1)]  # p beside y, and x
     assert needed[0] <= found.total_bytes <= 4_000_000 < needed[1]
     assert found.beyond.status == "proven"
@@ -174,7 +176,7 @@ def test_a_size_that_the_model_itself_cannot_have_ends_the_search() -> None:
         }"""
     )
     del model.graph.input[1]
-    found = memonger.fit(model, "1MiB", "seq", mode="inference", device="none")
+    found = memonger.fit(model, "1MiB", "seq", **WHOLE)
     assert found.size == 24
     assert (found.beyond.size, found.beyond.status) == (25, "refused")
     assert "contradict each other" in found.beyond.reason
@@ -193,15 +195,14 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
 
 def test_a_strategy_that_takes_a_budget_has_the_memory() -> None:
     usual, asked = (
-        memonger.fit(block(), 100_000, mode="inference", device="none", effort=EFFORT, **strategy)
-        for strategy in ({}, {"strategy": "budget"})
+        memonger.fit(block(), 100_000, **WHOLE, effort=EFFORT, **strategy) for strategy in ({}, {"strategy": "budget"})
     )
     assert (usual.size, usual.tried) == (asked.size, asked.tried)
 
 
 def test_a_budget_is_the_memory() -> None:
     of_memory, of_budget = (
-        memonger.fit(block(), mode="inference", device="none", effort=EFFORT, **room)
+        memonger.fit(block(), **WHOLE, effort=EFFORT, **room)
         for room in ({"memory": 100_000}, {"options": Options(budget=100_000)})
     )
     assert (of_budget.size, of_budget.memory, of_budget.tried) == (of_memory.size, 100_000, of_memory.tried)
@@ -221,7 +222,7 @@ def test_the_largest_batch_for_a_range_of_another_dimension() -> None:
 
 
 def test_a_memory_in_which_nothing_fits() -> None:
-    found = memonger.fit(block(), 2_000, mode="inference", device="none")
+    found = memonger.fit(block(), 2_000, **WHOLE)
     assert not found.fits
     assert (found.size, found.plan, found.total_bytes) == (0, None, None)
     assert (found.beyond.size, found.beyond.status) == (1, "proven")
@@ -262,7 +263,7 @@ WRONG = {
     "no batch": (lambda: memonger.fit(_named("height"), "1GiB"), "vary='x\\[1\\]'|'height'"),
     "given twice": (lambda: memonger.fit(block(), "1GiB", batch=4), "leave batch"),
     "a dimension given twice": (lambda: memonger.fit(_named("height"), "1GiB", "height", dims={"height": 2}), "leave"),
-    "weights": (lambda: memonger.fit(block(), 900, mode="inference", device="none"), "weights alone take 1008 bytes"),
+    "weights": (lambda: memonger.fit(block(), 900, **WHOLE), "weights alone take 1008 bytes"),
     "no size": (lambda: memonger.fit(block(), "8 apples"), "memory: '8 apples' is no size"),
     "budget": (lambda: memonger.fit(block(), "8GiB", options=Options(budget=1)), "memory is '8GiB', budget 1"),
     "frontier": (lambda: memonger.fit(block(), "8GiB", frontier=-1), "frontier must be"),
