@@ -32,6 +32,7 @@ from memonger.model import original_model
 from memonger.model.load import Source, load, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
+from memonger.plan_file import KEY
 from memonger.planner import search_plan as planner
 from memonger.planner.chunk_timing import NOISE
 from memonger.runtime import feeds as feeding
@@ -223,6 +224,8 @@ def shrink(
         raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
     options = Options(device="none", mode="inference", progress=progress)
     loaded = load(source, batch=batch, dims=asked.sizes)
+    if KEY in loaded.ir.metadata_props:
+        raise PlanError(f"{loaded.name} is planned: shrink the model that it was planned from.")
     settled = SliceWriter(loaded.ir.clone())
     settle_constants(settled)
     settled.drop_unread()

@@ -286,7 +286,8 @@ class Fleet:
                 raise SessionError(f"the fleet has a model '{name}' already: take another name, or remove it first.")
             found, records = self._read(plan, pad, self._check_order, preparer)
             given = [plan] if isinstance(plan, str | Path) or not isinstance(plan, Sequence) else plan
-            again = plan if all(isinstance(one, str | Path) for one in given) else None
+            paths = [Path(one).absolute() for one in given if isinstance(one, str | Path)]
+            again = paths if len(paths) == len(given) else None
             new = _Member(found.key, again, pad, found.need, found.inputs, found.outputs)
             with self._changed:
                 member = next((one for one in self._members.values() if one.key == new.key), new)

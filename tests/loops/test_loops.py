@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import inliner, numpy_helper
 
 pytest.importorskip("onnxruntime")
 
@@ -361,7 +361,32 @@ def test_loops_in_a_branch_give_what_they_gave() -> None:
     assert nodes == ["SequenceEmpty", "SequenceLength", "Equal", "If"]
 
 
+def test_only_loops_of_onnx_are_given_the_sequence() -> None:
+    """A function may be called Scan; a loop may say in which direction it stacks; an input may be an output."""
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+    g (float[2, 4] x) => (float[2, 4] y, float[2, 4] x) { a = own.Scan (x)  t = Transpose (s)  y = Exp (a) }
+    <domain: "own", opset_import: ["": 17]> Scan (a) => (b) { b = Scan <num_scan_inputs = 1, body = h (float[4] i)
+        => (float[4] o) { o = Sin (i) }, scan_output_directions = [1], scan_output_axes = [0]> (a) }"""
+    model = onnx.parser.parse_model(text)
+    strings = onnx.helper.make_tensor("s", onnx.TensorProto.STRING, [1, 2], [b"a", b"b"])
+    model.graph.initializer.append(strings)
+    inlined = inliner.inline_local_functions(model)
+    feeds = {"x": normal(3, 2, 4)}
+    for each in (model, inlined):
+        made = ir.serde.serialize_model(in_branch(ir.serde.deserialize_model(each)))
+        want, got = (run_stock(one, feeds, "ORT_ENABLE_ALL") for one in (each, made))
+        assert all(same(got[name], want[name]) for name in want)
+
+
+def test_a_planned_file_is_not_shrunk(tmp_path: Path) -> None:
+    memonger.search_plan(_network(), device="none", mode="inference").save(tmp_path / "planned.onnx")
+    with pytest.raises(memonger.PlanError, match="is planned: shrink the model that it was planned from"):
+        memonger.shrink(tmp_path / "planned.onnx")
+
+
 def test_what_a_branch_takes() -> None:
+    brief = parse("g (float[2] x) => (bfloat16[2] y) { y = Cast <to = 16> (x) }", opset=17)
+    assert not can_be_in_branch(ir.serde.deserialize_model(brief))
     assert can_be_in_branch(load(_network()).ir)
     old = load(_network()).ir
     old.graph.opset_imports[""] = 12

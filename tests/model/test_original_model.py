@@ -87,6 +87,20 @@ def test_a_weight_is_in_the_file_once(small: Path) -> None:
         original_model.extract(made, "it")
 
 
+def test_weights_of_equal_bytes_keep_their_types() -> None:
+    original = parse("g (float[512] x) => (float[512] y) { a = Add (x, w)  k = Cast <to = 1> (i)  y = Add (a, k) }")
+    zeros = {"w": np.zeros(512, np.float32), "i": np.zeros(512, np.int32)}
+    original.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in zeros.items())
+    made = load_as_is(original).ir
+    original_model.embed(made, load_as_is(original).ir)
+    found = original_model.extract(made, "it")
+    assert found is not None
+    there = {name: value.const_value for name, value in found.graph.initializers.items()}
+    assert {name: one.numpy().dtype for name, one in there.items() if one} == {
+        name: array.dtype for name, array in zeros.items()
+    }
+
+
 def test_a_matrix_that_is_held_transposed_is_found() -> None:
     original = _original()
     original.graph.initializer[0].CopyFrom(numpy_helper.from_array(normal(0, 16, 20), "w"))

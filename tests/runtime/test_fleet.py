@@ -169,6 +169,17 @@ def test_who_waits_for_a_loaded_model_comes_first_but_for_a_while(
     assert served == ["small"] * most + ["large"] * 2 + ["small"] * (40 - most)
 
 
+def test_a_file_comes_back_from_where_it_was_when_it_was_added(
+    plans: dict[str, memonger.Plan], paths: dict[str, Path], expected: dict[tuple[str, int], np.ndarray],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(paths["large"].parent)
+    with memonger.Fleet({n: paths[n].name for n in ("large", "small")}, limit=_need(plans["large"])) as fleet:
+        monkeypatch.chdir(tmp_path)
+        for name in ("large", "small"):
+            assert (fleet[name].run({"ids": _ids(0)})["y"] == expected[name, 0]).all()
+
+
 def test_what_can_never_fit_is_refused_with_the_bytes(plans: dict[str, memonger.Plan], paths: dict[str, Path]) -> None:
     need = _need(plans["large"])
     with pytest.raises(memonger.SessionError, match=f"'large' doesn't fit: .*{need} bytes.*{need - 1} bytes"):
