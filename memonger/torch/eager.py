@@ -379,7 +379,7 @@ class Checkpointed:
             return whole(*args, **kwargs)
         if checkpoints[0].region.children is None:
             return self._run(checkpoints[0], whole, *args, **kwargs)
-        (value,), parts, place = args, list(self._part.children()), 0
+        (value,), parts, place = args, list(self._part._modules.values()), 0  # children() leaves repetitions out
         for one in checkpoints:
             start, stop = one.region.children or (0, 0)
             value = _in_turn(parts[place:start], value)

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 import memonger.torch
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.torch import eager
+from memonger.torch.budget import StepPlan
 from memonger.torch.recorded import recorded, without_memory
 from tests.support.live_storages import LiveStorages
 from tests.support.small_modules import Images, Scores, case, step
@@ -88,6 +89,42 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
         behind = sum(call.target is target for call in step_before.calls if call.is_backward)
         assert 0 < len(turns) <= times
         assert again[target] <= behind + times - len(turns)
+
+
+def columns(depth: int, *more: nn.Module) -> nn.Sequential:
+    """Blocks of which each may be checkpointed, of 32 numbers a row."""
+    blocks = [nn.Sequential(nn.Linear(32, 64), *more, nn.Tanh(), nn.Linear(64, 32), nn.Tanh()) for _ in range(depth)]
+    return nn.Sequential(*copy.deepcopy(blocks))
+
+
+def tight(module: nn.Module, inputs: tuple[torch.Tensor, ...], share: float = 0.3) -> StepPlan:
+    """Checkpoints of the fewest bytes and a share of what the step takes beyond them: that they are there, and hold."""
+    copied, given, mode = without_memory(module, inputs)
+    before = recorded(copied, given, mode)
+    least = min(one.bytes for one in eager.Checkpoints(before, copied, 0).within(0))
+    memonger.torch.checkpoint(module, inputs, int(least + share * (before.peak - least)))
+    return memonger.torch.plan_of(module)
+
+
+def assert_same(module: nn.Module, other: nn.Module, *inputs: torch.Tensor, times: int = 2) -> None:
+    """Steps of two modules have the same results, gradients and buffers, bit for bit."""
+    for seed in range(times):
+        found = []
+        for one in (module, other):
+            torch.manual_seed(seed)
+            one.zero_grad()
+            result = one(*[each.clone() for each in inputs])
+            result.backward(torch.ones_like(result))
+            found.append([result.detach(), *[each.grad for each in one.parameters()], *one.buffers()])
+        assert all(map(torch.equal, *found))
+
+
+def test_a_part_that_stands_twice_in_a_sequence_runs_twice() -> None:
+    shared = nn.ReLU()
+    module = nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(32, 32), shared)])
+    other, inputs = copy.deepcopy(module), (torch.randn(256, 32),)
+    assert tight(module, inputs).recomputed
+    assert_same(module, other, *inputs)
 
 
 def test_plans_are_the_same_each_time() -> None:
