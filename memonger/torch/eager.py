@@ -30,7 +30,7 @@ from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 from memonger.torch import operators
 from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
-from memonger.torch.recorded import ModuleCall, RecordedStep, recorded, without_memory
+from memonger.torch.recorded import ELSEWHERE, ModuleCall, RecordedStep, recorded, without_memory
 from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
@@ -114,6 +114,7 @@ class Checkpoints:
         for number, call in enumerate(step.calls[: self._forward]):
             for storage in call.changes:
                 self._writers.setdefault(storage, []).append(number)
+        self._shared = self._shared_casts()
 
     def within(self, target: int) -> list[Choice]:
         """Choices within so many bytes, the cheapest first; where there is none, others, that with the fewest first."""
@@ -148,42 +149,64 @@ class Checkpoints:
         for end, following in zip(ends, [*ends[1:], None], strict=True):
             if following is not None and self._bytes(children[begin], children[following - 1]) <= most:
                 continue
-            if end - begin == 1:
-                yield from self._of_child(module.children[begin], most)
+            if end - begin == 1 or not self._stands_alone(*children[begin:end]):
+                for child in module.children[begin:end]:
+                    yield from self._of_child(child, most)
             elif self._bytes(children[begin], children[end - 1]):
-                region = _region(module, children[begin:end], (begin, end))
-                if self._stands_alone(*region.calls):
-                    yield region
+                yield _region(module, children[begin:end], (begin, end))
             begin = end
 
     def _of_child(self, number: int, most: int) -> Iterator[Region]:
         module = self.step.modules[number]
         size = self._bytes(module, module)
         inner = list(self._regions(number, most)) if size > most else []
-        if inner or not size or not self._stands_alone(module.start, module.stop):
+        if inner or not size or not self._stands_alone(module):
             yield from inner
         else:
             yield _region(module, [module], None)
 
     def _ends(self, children: Sequence[ModuleCall]) -> list[int]:
         """Where a region among the children of an ``nn.Sequential`` may end: before one that stands alone."""
-        alone = [number for number, child in enumerate(children) if self._stands_alone(child.start, child.stop)]
+        alone = [number for number, child in enumerate(children) if self._stands_alone(child)]
         return sorted({*alone, len(children)} - {0})
 
     def _bytes(self, first: ModuleCall, last: ModuleCall) -> int:
         return sum(self._saved[first.start : last.stop])
 
-    def _stands_alone(self, start: int, stop: int) -> bool:
-        """Whether calls compute the same when they run again: of what they don't make they write into buffers alone,
-        and read nothing that is written into afterwards.
+    def _shared_casts(self) -> frozenset[int]:
+        """Casts of weights that are read several times, as ``torch.autocast`` keeps them: in a region each is read
+        once, since gradients of several casts add up with other roundings than those of one.
         """
-        calls = self.step.calls
+        calls = self.step.calls[: self._forward]
+        casts = {
+            one: 0 for call in calls if call.target is torch.ops.aten._to_copy.default
+            if self.step.given.issuperset(call.reads) for one in call.makes
+        }  # fmt: skip
+        for call in calls:
+            for one in casts.keys() & call.reads if call.makes else ():
+                casts[one] += 1
+        return frozenset(one for one, times in casts.items() if times > 1)
+
+    def _stands_alone(self, *parts: ModuleCall) -> bool:
+        """Whether calls compute the same when they run again: of what they don't make they write into their own buffers
+        alone, by operators that may be left out then, and read nothing that is written into or replaced afterwards.
+        """
+        start, stop = parts[0].start, parts[-1].stop
+        calls, paths = self.step.calls, tuple(f"{part.path}." if part.path else "" for part in parts)
         own = {storage for call in calls[start:stop] for storage in call.makes}
+        read = {storage for call in calls[start:stop] for storage in call.reads}
+        replaced = {storage for part in parts for storage in part.replaced}
+        if ELSEWHERE in replaced or replaced & read or self._shared & (own | read):
+            return False
         for number in range(start, stop):
             call = calls[number]
-            if any(one not in own and one not in self.step.given for one in call.changes):
-                return False
-            old = {*call.reads} - own - {*call.changes} if call.makes else set()
+            if not own.issuperset(call.changes):
+                names = [self.step.buffers.get(one, ()) for one in call.changes]
+                is_own = all(any(name.startswith(paths) for name in of_one) for of_one in names)
+                if not is_own or not operators.can_be_left_out(call.target):
+                    return False
+            runs = call.makes or own.intersection(call.changes)
+            old = {*call.reads} - own - {*call.changes} if runs else set()
             if any(writer > number for one in old for writer in self._writers.get(one, ())):
                 return False
         return True
@@ -330,10 +353,10 @@ class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operators.normalizes_by_its_batch(target, args):
             names = [one.name for one in target._schema.arguments]
             args = [None if name in operators.STATISTICS else one for name, one in zip(names, args, strict=False)]
-        elif isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            written = operators.storages(operators.tensors_in(args[:1]))
+        else:
+            written = operators.storages(operators.written(target, args, kwargs))
             if written and self._buffers.issuperset(written):
-                return args[0]
+                return operators.left_out(target, args, kwargs)
         return target(*args, **kwargs)
 
 
@@ -390,7 +413,12 @@ class Checkpointed:
     def _run(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         draws = checkpoint.draws and self._keeps_random
         contexts = partial(self._contexts, checkpoint)
-        return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+        caches = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # what it holds decides which operators run: others the second time
+        try:
+            return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(caches)
 
     def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         first: AbstractContextManager[Any] = nullcontext()

@@ -6,11 +6,11 @@ operator are those of a real step: what Python's variables hold a little longer 
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +28,10 @@ _OF_A_GRADIENT = 2**64 - 1
 """The sequence number of every node of autograd's that adds up a parameter's gradient."""
 
 
+ELSEWHERE = -1
+"""In place of a storage: what no storage tells, as the state of a random generator of the module's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One run of an operator.
@@ -36,7 +40,7 @@ class Call:
         target: The operator.
         reads: Storages that it is given.
         makes: Storages that it makes.
-        changes: Storages of ``reads`` that it writes into.
+        changes: Storages of ``reads`` that it writes into; `ELSEWHERE`: it changes what is no storage.
         sequence: The number of the node of autograd's: of the forward pass the next one's, of the backward pass that
             which runs.
         is_backward: Whether it is of the backward pass.
@@ -67,6 +71,8 @@ class ModuleCall:
         first: The first node of autograd's in it.
         last: One after the last.
         children: Numbers of the calls in it.
+        replaced: Storages of tensors that were attributes in the module at its beginning, and that it set others in
+            place of; `ELSEWHERE`: an attribute at its beginning isn't there at the forward pass's end otherwise.
     """
 
     path: str
@@ -77,6 +83,7 @@ class ModuleCall:
     stop: int = -1
     last: int = -1
     children: list[int] = field(default_factory=list)
+    replaced: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)  # without slots, as it keeps what is derived once it is made
@@ -86,7 +93,9 @@ class RecordedStep:
     Attributes:
         calls: Operators in the order in which they ran.
         sizes: Bytes of each storage.
-        given: Storages that were there before: parameters, buffers, inputs.
+        given: Storages that were there before: parameters, buffers, inputs; other tensors that are read have no bytes,
+            but for such as views are made of.
+        buffers: Storages of buffers, and the names of these.
         freed: Storage → the last call before it was freed; one that isn't in it stayed.
         modules: Calls of modules, in the order in which they began.
         gradients: Bytes of the parameters' gradients.
@@ -96,6 +105,7 @@ class RecordedStep:
     calls: tuple[Call, ...]
     sizes: tuple[int, ...]
     given: frozenset[int]
+    buffers: dict[int, tuple[str, ...]]
     freed: dict[int, int]
     modules: tuple[ModuleCall, ...]
     gradients: int
@@ -132,14 +142,19 @@ class RecordedStep:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operator's run, and what storages there are."""
 
-    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
         self.freed = dict[int, int]()
         self.inside = [-1]
         self.live = self.peak = 0
         self._numbers, self._sequence, self._first = dict[int, int](), 0, _get_sequence_nr()
-        self.given = frozenset(self._new(there))
+        self.given = {*self._new([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])}
+        self._uncounted = dict[int, int]()
+        self.buffers = dict[int, tuple[str, ...]]()
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            for number in self.numbers([buffer]):
+                self.buffers[number] = (*self.buffers.get(number, ()), name)
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,14 +163,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if target in SAC_IGNORED_OPS:
             return result
         operators.check_sizes(target)
-        reads = tuple(dict.fromkeys(self._numbers[one] for one in operators.storages(read) if one in self._numbers))
+        reads = self.numbers([] if target is torch.ops.aten.lift_fresh.default else read)
         node: Any = torch._C._current_autograd_node()
         if node is None:
             self._sequence = self.sequence
         elif node._sequence_nr() != _OF_A_GRADIENT:
             self._sequence = node._sequence_nr() - self._first
+        changes = self.numbers(operators.written(target, args, kwargs))
+        if operators.has_own_generator(args, kwargs):
+            changes = (*changes, ELSEWHERE)
         self.calls.append(Call(
-            target, reads, self._new(operators.tensors_in(result)), self._changed(target, args, kwargs),
+            target, reads, self._new(operators.tensors_in(result)), changes,
             self._sequence, node is not None, self.inside[-1], operators.cost(target, args, kwargs, result),
         ))  # fmt: skip
         return result
@@ -165,16 +183,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The number of autograd's next node, counted from the step's beginning."""
         return _get_sequence_nr() - self._first
 
-    def _changed(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Storages that an operator writes into. A batch normalization's schema doesn't say that it does."""
-        if not isinstance(target, torch._ops.OpOverload):
-            return ()
-        given = dict(zip((one.name for one in target._schema.arguments), args, strict=False)) | kwargs
-        written = {one.name for one in target._schema.arguments if one.alias_info and one.alias_info.is_write}
-        if operators.normalizes_by_its_batch(target, args):
-            written.update(operators.STATISTICS)
-        found = operators.tensors_in([given.get(name) for name in sorted(written)])
-        return tuple(self._numbers[one] for one in operators.storages(found) if one in self._numbers)
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Storages of tensors; those that weren't known are of attributes: they were there before, and don't count."""
+        found = dict[int, None]()
+        for tensor in tensors:
+            for key, size in operators.storages([tensor]).items():
+                if key not in self._numbers:
+                    self._add(key, 0, tensor)
+                    self.given.add(self._numbers[key])
+                    self._uncounted[self._numbers[key]] = size
+                found[self._numbers[key]] = None
+        return tuple(found)
 
     def _new(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Storages that weren't there yet; they are now."""
@@ -182,13 +201,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             for key, size in operators.storages([tensor]).items():
                 if key not in self._numbers:
-                    self._numbers[key] = len(self.sizes)
-                    made.append(len(self.sizes))
-                    self.sizes.append(size)
-                    self.live += size
-                    weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
+                    self._add(key, size, tensor)
+                    made.append(self._numbers[key])
+                elif self._numbers[key] in self._uncounted:
+                    number = self._numbers[key]
+                    self.sizes[number] = self._uncounted.pop(number)
+                    self.live += self.sizes[number]
         self.peak = max(self.peak, self.live)
         return tuple(made)
+
+    def _add(self, key: int, size: int, tensor: torch.Tensor) -> None:
+        self._numbers[key] = len(self.sizes)
+        self.sizes.append(size)
+        self.live += size
+        weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
 
     def _free(self, key: int) -> None:
         storage = self._numbers.pop(key)
@@ -197,32 +223,69 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Calls of the module's parts are noted meanwhile."""
-        turns, hooks = dict[str, int](), []
+        """Calls of the module's parts are noted meanwhile, and what becomes of the parts' attributes."""
+        turns, hooks, parts = dict[str, int](), [], dict(module.named_modules())
+        begins, ends = list[_Attributes](), dict[int, _Attributes]()
         for path, part in module.named_modules():
 
-            def enter(_: nn.Module, __: Any, path: str = path) -> None:
+            def enter(part: nn.Module, __: Any, path: str = path) -> None:
                 turn = turns[path] = turns.get(path, -1) + 1
                 self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), self.sequence))
                 number = len(self.modules) - 1
                 if self.inside[-1] >= 0:
                     self.modules[self.inside[-1]].children.append(number)
                 self.inside.append(number)
+                begins.append(self._attributes(part))
 
-            def leave(_: nn.Module, __: Any, ___: Any) -> None:
-                call = self.modules[self.inside.pop()]
+            def leave(part: nn.Module, __: Any, ___: Any) -> None:
+                number = self.inside.pop()
+                call = self.modules[number]
                 call.stop, call.last = len(self.calls), self.sequence
+                ends[number] = self._attributes(part)
 
             hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
         try:
             yield
+            last = {path: self._attributes(parts[path]) for path in turns}
+            for number, end in ends.items():
+                call = self.modules[number]
+                call.replaced = frozenset(_replaced(begins[number], end, last[call.path]))
         finally:
             for hook in hooks:
                 hook.remove()
 
+    def _attributes(self, part: nn.Module) -> "_Attributes":
+        """Tensors and numbers that are attributes in a part, without keeping them there."""
+        found: _Attributes = {}
+        for one in part.modules():
+            for name, value in (*vars(one).items(), *one._buffers.items(), *one._parameters.items()):
+                if isinstance(value, torch.Tensor):
+                    found[id(one), name] = weakref.ref(value), self.numbers([value])
+                elif isinstance(value, int | float):
+                    found[id(one), name] = value, ()
+        return found
+
+
+_Attributes: TypeAlias = dict[tuple[int, str], tuple[Any, tuple[int, ...]]]
+"""Which part's, and its name → a number, or a reference to a tensor and what storages it has."""
+
+
+def _replaced(begin: _Attributes, end: _Attributes, last: _Attributes) -> Iterator[int]:
+    """See `ModuleCall`, of attributes at a call's beginning, its end, and the forward pass's end."""
+    nothing: tuple[Any, tuple[int, ...]] = (None, ())
+    for key in {**begin, **last}:
+        (was, storages), (left, _), (now, _) = (one.get(key, nothing) for one in (begin, end, last))
+        if was is now or (isinstance(was, int | float) and isinstance(now, int | float) and was == now):
+            continue
+        is_set = isinstance(was, weakref.ref) and isinstance(now, weakref.ref) and left is now
+        yield from storages if is_set and storages else (ELSEWHERE,)
+
 
 def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> RecordedStep:
     """Run a step of a module: its forward pass, and the backward pass from ones as the gradients of what it returns.
+
+    The backward pass runs outside ``torch.autocast``, as PyTorch recommends it: what casts of weights it keeps for
+    other uses of them is gone by then.
 
     Args:
         module: Of tensors without memory. Its gradients are taken away.
@@ -233,10 +296,20 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
         PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
     """
     module.zero_grad(set_to_none=True)
-    recorder = _Recorder([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])
-    with mode, recorder, recorder.watching(module), torch.autograd.set_multithreading_enabled(False):
+    recorder = _Recorder(module, inputs)
+    devices = {"cpu", *(one.device.type for one in module.parameters())}
+    torch.clear_autocast_cache()
+    with mode, recorder, torch.autograd.set_multithreading_enabled(False), ExitStack() as stack:
         try:
-            result = module(*inputs)
+            with recorder.watching(module):
+                result = module(*inputs)
+            torch.clear_autocast_cache()
+            for device in sorted(devices):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            ends = [one for one in operators.tensors_in(result) if one.requires_grad]
+            if not ends:
+                raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
+            torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         except PlanError:
             raise
         except Exception as error:  # a module is anybody's code
@@ -244,13 +317,9 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
                 "the module can't run on tensors without memory, as planning has it do: "
                 f"{type(error).__name__}: {str(error).strip()}"
             ) from error
-        ends = [one for one in operators.tensors_in(result) if one.requires_grad]
-        if not ends:
-            raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
-        torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
     step = RecordedStep(
-        tuple(recorder.calls), tuple(recorder.sizes), recorder.given, dict(recorder.freed), tuple(recorder.modules),
+        tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers, dict(recorder.freed), tuple(recorder.modules),
         sum(held.values()), recorder.peak,
     )  # fmt: skip
     module.zero_grad(set_to_none=True)

@@ -127,6 +127,66 @@ def test_a_part_that_stands_twice_in_a_sequence_runs_twice() -> None:
     assert_same(module, other, *inputs)
 
 
+@torch.library.custom_op("memonger_tests::follow", mutates_args={"mean"})
+def follow(x: torch.Tensor, mean: torch.Tensor) -> None:
+    """Writes into an argument that isn't its first."""
+    mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+
+
+class Follows(nn.Module):
+    """Keeps a mean of its inputs, in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.count = way, 0
+        if way == "attribute":
+            self.mean = torch.zeros(32)
+        else:
+            self.register_buffer("mean", torch.zeros(32))
+        self.net = columns(1)[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "input":
+            x.mul_(1.5)
+        elif self.way == "operator":
+            follow(x.detach(), self.mean)
+        elif self.way == "number":
+            self.count += 1
+            x = x * self.count
+        elif self.way == "generator":
+            x = x * torch.rand(x.shape, generator=GENERATOR)
+        y = self.net(torch.tanh(x - self.mean))
+        if self.way == "set":
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        elif self.way == "attribute":
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return y
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize("way", ["set", "operator", "generator", "attribute", "input", "number"])
+def test_what_is_written_or_drawn_elsewhere_happens_once(way: str) -> None:
+    ways = [way, *(["set"] * 2 if way == "input" else [way] * 2)]  # Tanh's result must stay as it is
+    module, inputs = nn.Sequential(*map(Follows, ways)), (torch.randn(512, 32),)
+    other, found = copy.deepcopy(module), []
+    plan = tight(module, inputs)
+    assert plan.recomputed
+    for one in (module, other):
+        GENERATOR.manual_seed(1)
+        own = []
+        for _ in range(2):
+            one.zero_grad()
+            given = inputs[0].clone()
+            one(given).sum().backward()
+            own += [given, *[each.grad for each in one.parameters()], *[part.mean.clone() for part in one]]
+            own += [torch.tensor(part.count) for part in one]
+        found.append(own)
+    assert all(map(torch.equal, *found))
+    assert peak_of(module, inputs) <= plan.peak_bytes
+
+
 def test_plans_are_the_same_each_time() -> None:
     module, inputs = case("images")
     copied, given, mode = without_memory(module, inputs)
