@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 from memonger.torch import operators
 from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
-from memonger.torch.recorded import ELSEWHERE, ModuleCall, RecordedStep, recorded, without_memory
+from memonger.torch.recorded import ELSEWHERE, PLAN, ModuleCall, RecordedStep, recorded, take_off, without_memory
 from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
@@ -74,6 +75,16 @@ class Checkpoint:
     kept: Mapping[Any, frozenset[int]]
     draws: bool
     writes: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """PyTorch's operators can't be pickled: their names are."""
+        names = {str(target): turns for target, turns in self.kept.items()}
+        return _checkpoint_of, (self.region, names, self.draws, self.writes)
+
+
+def _checkpoint_of(region: Region, kept: Mapping[str, frozenset[int]], draws: bool, writes: bool) -> Checkpoint:
+    """As it was pickled: operators by their names, as ``aten.mm.default``."""
+    return Checkpoint(region, {attrgetter(name)(torch.ops): one for name, one in kept.items()}, draws, writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,27 +393,32 @@ class Checkpointed:
         part: The module.
         inner: Its own ``forward``, where that isn't its class's.
         checkpoints: By the number of the call.
-        turns: How often each module was called in this step.
+        step: Of which the module is a part.
         keeps_random: Whether random numbers are drawn again as they were.
     """
 
     def __init__(
-        self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], turns: dict[str, int],
+        self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], step: "_Step",
         keeps_random: bool,
     ) -> None:  # fmt: skip
         self.inner = inner
-        self._part, self._checkpoints, self._turns, self._keeps_random = part, checkpoints, turns, keeps_random
+        self._part, self._checkpoints, self._step, self._keeps_random = part, checkpoints, step, keeps_random
         (self._path, *_) = {one.region.path for ones in checkpoints.values() for one in ones}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        turn = self._turns[self._path] = self._turns.get(self._path, -1) + 1
+        turns = self._step.turns
+        turn = turns[self._path] = turns.get(self._path, -1) + 1
         whole = self.inner or partial(type(self._part).forward, self._part)
-        checkpoints = self._checkpoints.get(turn, ()) if torch.is_grad_enabled() else ()
-        if not checkpoints:
+        checkpoints = self._checkpoints.get(turn, ())
+        if not checkpoints or not self._step.is_as_planned(self._part, self._path):
             return whole(*args, **kwargs)
         if checkpoints[0].region.children is None:
             return self._run(checkpoints[0], whole, *args, **kwargs)
-        (value,), parts, place = args, list(self._part._modules.values()), 0  # children() leaves repetitions out
+        (value,), parts, place = (
+            (*args, *kwargs.values()),
+            list(self._part._modules.values()),
+            0,
+        )  # children() leaves repetitions out
         for one in checkpoints:
             start, stop = one.region.children or (0, 0)
             value = _in_turn(parts[place:start], value)
@@ -441,20 +457,44 @@ class _Policy:
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _in_turn(parts: Sequence[nn.Module], value: Any) -> Any:
+def _in_turn(parts: Sequence[Any], value: Any) -> Any:
     for part in parts:
         value = part(value)
     return value
 
 
-class _Reset:
-    """Before a module runs, counts of calls begin anew."""
+class _Step:
+    """What the checkpointed parts of a module have in common: before it runs, counts of calls begin anew.
 
-    def __init__(self, turns: dict[str, int]) -> None:
-        self._turns = turns
+    Args:
+        modes: Which modules were in training mode when the step was planned, by their names.
+    """
 
-    def __call__(self, *_: Any) -> None:
-        self._turns.clear()
+    def __init__(self, modes: Mapping[str, bool]) -> None:
+        self.turns, self._modes = dict[str, int](), modes
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        self.turns.clear()
+        self.is_as_planned(module, "")
+
+    def is_as_planned(self, part: nn.Module, path: str) -> bool:
+        """Whether checkpoints are for what runs now: not without gradients, nor for evaluation alone.
+
+        Raises:
+            PlanError: modes are others than those of the plan: draws and buffers may be, too.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        now = {name: one.training for name, one in part.named_modules(prefix=path)}
+        others = [name for name, trains in now.items() if self._modes.get(name, trains) != trains]
+        if others and any(now.values()):
+            modes = ("training", "evaluation") if now[others[0]] else ("evaluation", "training")
+            what = f"part '{others[0]}'" if others[0] else "module"
+            raise PlanError(
+                f"the {what} is in {modes[0]} mode, and was in {modes[1]} mode when memonger.torch.checkpoint planned "
+                "its step: set the mode (module.train(), module.eval()) as it was, or call checkpoint again."
+            )
+        return not others
 
 
 class PutOn:
@@ -467,15 +507,16 @@ class PutOn:
     """
 
     def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> None:
-        parts, turns = dict(module.named_modules()), dict[str, int]()
+        parts = dict(module.named_modules())
+        step = _Step({path: part.training for path, part in parts.items()})
         by_path: dict[str, dict[int, list[Checkpoint]]] = {}
         for one in checkpoints:
             by_path.setdefault(one.region.path, {}).setdefault(one.region.turn, []).append(one)
-        self._hook = module.register_forward_pre_hook(_Reset(turns))
+        self._hook = module.register_forward_pre_hook(step)
         self._parts = [parts[path] for path in by_path]
         for part, of_turns in zip(self._parts, by_path.values(), strict=True):
             inner = part.__dict__.get("forward")
-            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, turns, keeps_random)
+            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, step, keeps_random)
 
     def take_off(self) -> None:
         """The module is as it was."""
@@ -484,10 +525,6 @@ class PutOn:
             part.__dict__["forward"] = part.__dict__["forward"].inner
             if part.__dict__["forward"] is None:
                 del part.__dict__["forward"]
-
-
-_PLAN = "memonger"
-"""The attribute of a module in which what it was planned for stands."""
 
 
 def checkpoint(
@@ -508,7 +545,8 @@ def checkpoint(
     before. Planning looks at shapes alone, allocates nothing and needs no device.
 
     Args:
-        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone.
+        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone,
+            but for where an error is raised.
         example: What it is called with; tensors of ``meta`` stand for such of the module's own device.
         budget: Bytes for all that `memonger.torch.partitioner` counts, as a number or as ``4GiB``.
         optimizer: Whose state counts, or the bytes of a state.
@@ -520,14 +558,13 @@ def checkpoint(
         PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient.
     """
     limit, state, inputs = in_bytes("budget", budget, PlanError), state_bytes(optimizer), examples_of(module, example)
-    if _PLAN in module.__dict__:
-        module.__dict__.pop(_PLAN)[1].take_off()
     try:
         plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
     except BudgetError as error:
         would = _what_would(module, inputs, limit, state)
         raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
-    module.__dict__[_PLAN] = plan, PutOn(module, checkpoints)
+    take_off(module)
+    module.__dict__[PLAN] = plan, PutOn(module, checkpoints)
     return module
 
 
@@ -548,9 +585,9 @@ def plan_of(module: nn.Module) -> StepPlan:
     Raises:
         PlanError: it didn't return this one.
     """
-    if _PLAN not in module.__dict__:
+    if PLAN not in module.__dict__:
         raise PlanError(f"this {type(module).__name__} isn't what memonger.torch.checkpoint returned: it has no plan.")
-    plan: StepPlan = module.__dict__[_PLAN][0]
+    plan: StepPlan = module.__dict__[PLAN][0]
     return plan
 
 
@@ -579,6 +616,9 @@ def chosen(
         candidates, tried = Checkpoints(whole, module, state), list[Allocated[tuple[RecordedStep, Choice]]]()
 
         def ran(choice: Choice) -> Allocated[tuple[RecordedStep, Choice]]:
+            for one in tried:
+                if one.item[1].checkpoints == choice.checkpoints:
+                    return one
             checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
             try:
                 step = recorded(module, inputs, mode)
@@ -592,17 +632,17 @@ def chosen(
             return choices[0].bytes, choices[:PROPOSALS]
 
         best = cheapest_within(budget, proposed, ran)
-        for _ in range(ATTEMPTS if best is None else 0):  # estimates of the fewest bytes may be off
-            least = min(tried, key=lambda one: one.bytes)
-            for choice in candidates.within(least.bytes)[:PROPOSALS]:
-                ran(choice)
-            lower = min(tried, key=lambda one: one.bytes)
-            if lower.bytes <= budget:
+        if best is None:  # estimates of the fewest bytes may be off; what is found now is the same for any budget
+            best = min(map(ran, candidates.within(0)[:PROPOSALS]), key=lambda one: one.bytes, default=found)
+            for _ in range(ATTEMPTS):
+                lower = min(
+                    map(ran, candidates.within(best.bytes)[:PROPOSALS]), key=lambda one: one.bytes, default=best
+                )
+                if lower.bytes >= best.bytes:
+                    break
                 best = lower
-            if lower is least or best is not None:
-                break
-        if best is None:
-            smallest = BudgetError(budget, least.bytes, 0)
+        if best.bytes > budget:
+            smallest = BudgetError(budget, best.bytes, 0)
             raise refused(smallest, whole.given_bytes, whole.gradients, state)
         found = best
     step, choice = found.item

@@ -28,6 +28,9 @@ _OF_A_GRADIENT = 2**64 - 1
 """The sequence number of every node of autograd's that adds up a parameter's gradient."""
 
 
+PLAN = "memonger"
+"""The attribute of a module in which its plan stands, and what takes off what was put on it for that."""
+
 ELSEWHERE = -1
 """In place of a storage: what no storage tells, as the state of a random generator of the module's own."""
 
@@ -319,24 +322,31 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
             ) from error
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
     step = RecordedStep(
-        tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers, dict(recorder.freed), tuple(recorder.modules),
-        sum(held.values()), recorder.peak,
+        tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers,
+        dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak,
     )  # fmt: skip
     module.zero_grad(set_to_none=True)
     return step
+
+
+def take_off(module: nn.Module) -> None:
+    """Take away what `memonger.torch.checkpoint` did to a module, where it did."""
+    if PLAN in module.__dict__:
+        module.__dict__.pop(PLAN)[1].take_off()
 
 
 def without_memory(module: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[nn.Module, list[Any], FakeTensorMode]:
     """A copy of a module and its inputs without memory, and the mode that they are of.
 
     Args:
-        module: It isn't changed.
+        module: It isn't changed. Its copy has no checkpoints of `memonger.torch.checkpoint`.
         inputs: Tensors of ``meta`` stand for such of the module's own device.
     """
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     mode = FakeTensorMode()
     with FakeCopyMode(mode):
         copy = deepcopy(module)
+    take_off(copy)
 
     def made(one: torch.Tensor) -> torch.Tensor:
         return torch.empty(one.shape, dtype=one.dtype, device=device if one.is_meta else one.device)

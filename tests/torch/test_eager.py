@@ -1,6 +1,7 @@
 """Eager modules in a budget by checkpoints: measured peak, gradients and buffers against the module as it was."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
 def columns(depth: int, *more: nn.Module) -> nn.Sequential:
     """Blocks of which each may be checkpointed, of 32 numbers a row."""
     blocks = [nn.Sequential(nn.Linear(32, 64), *more, nn.Tanh(), nn.Linear(64, 32), nn.Tanh()) for _ in range(depth)]
-    return nn.Sequential(*copy.deepcopy(blocks))
+    return nn.Sequential(*[copy.deepcopy(block) for block in blocks])
 
 
 def tight(module: nn.Module, inputs: tuple[torch.Tensor, ...], share: float = 0.3) -> StepPlan:
@@ -185,6 +186,84 @@ def test_what_is_written_or_drawn_elsewhere_happens_once(way: str) -> None:
         found.append(own)
     assert all(map(torch.equal, *found))
     assert peak_of(module, inputs) <= plan.peak_bytes
+
+
+def test_modes_are_those_of_the_plan() -> None:
+    module, inputs = columns(4, nn.BatchNorm1d(64), nn.Dropout(0.3)).eval(), (torch.randn(256, 32),)
+    other = copy.deepcopy(module)
+    tight(module, inputs)
+    assert_same(module, other, *inputs)
+    text = r"in training mode, and was in evaluation mode when .* or call checkpoint again"
+    with pytest.raises(PlanError, match=text):
+        module.train()(*inputs)
+    module = copy.deepcopy(other.train())
+    tight(module, inputs)
+    module[3][1].eval()
+    with pytest.raises(PlanError, match=r"the part '3\.1' is in evaluation mode, and was in training mode"):
+        module(*inputs)
+    assert_same(module.eval(), other.eval(), *inputs)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_autocast_gives_the_same_bits_wherever_the_backward_pass_is(share: float) -> None:
+    """Which casts of weights it keeps would tell which operators run again."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.once, self.twice = columns(3, nn.GELU()), columns(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(self.once(self.twice(x)))
+
+    module, inputs, bits = Twice(), (torch.randn(256, 32),), torch.bfloat16
+    other = copy.deepcopy(module)
+    with torch.autocast("cpu", bits):
+        plan = tight(module, inputs, share)
+        assert_same(module, other, *inputs)
+    assert plan.recomputed
+    steps = []
+    for one in (module, other):
+        one.zero_grad()
+        mode = LiveStorages([*one.parameters(), *inputs])
+        with mode:
+            with torch.autocast("cpu", bits):
+                result = one(*inputs)
+            result.backward(torch.ones_like(result))
+        steps.append((mode.peak, [each.grad for each in one.parameters()]))
+    assert [peak for peak, _ in steps] == [plan.peak_bytes, plan.peak_before_bytes]
+    assert all(map(torch.equal, steps[0][1], steps[1][1]))
+
+
+def test_a_checkpointed_module_is_pickled() -> None:
+    module, inputs = columns(4), (torch.randn(256, 32),)
+    kept = tight(module, inputs)
+    loaded = pickle.loads(pickle.dumps(module))
+    assert memonger.torch.plan_of(loaded) == kept
+    assert_same(loaded, module, *inputs)
+    assert peak_of(loaded, inputs) == kept.peak_bytes
+
+
+def test_a_refused_budget_leaves_the_plan_before_and_the_smallest_that_it_names_holds() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = columns(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                y = part(x).view(-1, 4, 8).transpose(0, 1)
+                x = y.transpose(0, 1).reshape(-1, 32) + y[:2].sum()
+            return x
+
+    module, inputs = Heads(), (torch.randn(256, 32),)
+    kept = tight(module, inputs)
+    with pytest.raises(BudgetError) as caught:
+        memonger.torch.checkpoint(module, inputs, 0)
+    assert memonger.torch.plan_of(module) is kept
+    assert peak_of(module, inputs) == kept.peak_bytes
+    memonger.torch.checkpoint(module, inputs, caught.value.smallest)
+    assert peak_of(module, inputs) == caught.value.smallest
 
 
 def test_plans_are_the_same_each_time() -> None:
