@@ -4,6 +4,7 @@ What runs is the step itself, PyTorch's autograd included; only its kernels don'
 operator are those of a real step: what Python's variables hold a little longer is counted, and what checkpoints do.
 """
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import SAC_IGNORED_OPS
@@ -140,6 +147,28 @@ class RecordedStep:
             costs=tuple(call.cost for call in self.calls),
             workspace=(0,) * len(self.calls),
         )
+
+
+NO_GRADIENT = "nothing in the module needs a gradient: there is no backward pass to plan."
+
+_BY_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What is raised where a number would have to be known."""
+
+_NUMBERS = (
+    " What runs mustn't depend on numbers: torch.where does in place of a branch, and .item() has no place in forward; "
+    "torch.compile(backend=memonger.torch.backend(...)) plans what lies between such places."
+)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """What PyTorch can't run on tensors without memory is raised meanwhile, and not logged beside that."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -302,7 +331,7 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
     recorder = _Recorder(module, inputs)
     devices = {"cpu", *(one.device.type for one in module.parameters())}
     torch.clear_autocast_cache()
-    with mode, recorder, torch.autograd.set_multithreading_enabled(False), ExitStack() as stack:
+    with unlogged(), mode, recorder, torch.autograd.set_multithreading_enabled(False), ExitStack() as stack:
         try:
             with recorder.watching(module):
                 result = module(*inputs)
@@ -311,14 +340,17 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
                 stack.enter_context(torch.autocast(device, enabled=False))
             ends = [one for one in operators.tensors_in(result) if one.requires_grad]
             if not ends:
-                raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
+                raise PlanError(NO_GRADIENT)
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         except PlanError:
             raise
         except Exception as error:  # a module is anybody's code
+            path = recorder.modules[recorder.inside[-1]].path if recorder.inside[-1] >= 0 else ""
+            part = f"the part '{path}' ({type(dict(module.named_modules())[path]).__name__})" if path else "the module"
+            hint = _NUMBERS if isinstance(error, _BY_NUMBERS) else " The module itself must run on such an example."
             raise PlanError(
-                "the module can't run on tensors without memory, as planning has it do: "
-                f"{type(error).__name__}: {str(error).strip()}"
+                f"{part} can't run on tensors without memory, as planning has it do: {type(error).__name__}: "
+                f"{str(error).strip().rstrip('.')}.{hint}"
             ) from error
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
     step = RecordedStep(
@@ -341,7 +373,15 @@ def without_memory(module: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[n
     Args:
         module: It isn't changed. Its copy has no checkpoints of `memonger.torch.checkpoint`.
         inputs: Tensors of ``meta`` stand for such of the module's own device.
+
+    Raises:
+        PlanError: gradients are off.
     """
+    if not torch.is_grad_enabled():
+        raise PlanError(
+            "gradients are off here (torch.no_grad, torch.inference_mode): there is no backward pass to plan. Plan "
+            "outside of it; afterwards a module without gradients runs as it is."
+        )
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     mode = FakeTensorMode()
     with FakeCopyMode(mode):

@@ -368,10 +368,27 @@ def test_a_workspace_that_no_shape_tells_is_refused() -> None:
         assert peak_of(module, (x,)) == memonger.torch.plan_of(module).peak_bytes
 
 
-def test_what_cannot_be_planned_is_said() -> None:
+def test_what_cannot_be_planned_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(PlanError, match=r"can't run on tensors without memory, .*DataDependent"):
-        memonger.torch.checkpoint(Branches(), x, "1GiB")
+    text = (
+        r"the part '0' \(Branches\) can't run on tensors without memory, .*DataDependent.* torch\.where does in place"
+    )
+    with pytest.raises(PlanError, match=text):
+        memonger.torch.checkpoint(nn.Sequential(Branches()), x, "1GiB")
+    with pytest.raises(
+        PlanError, match=r"the part '0\.0' \(Linear\) .* must have same reduction dim.* must run on such"
+    ):
+        memonger.torch.checkpoint(columns(1), x, "1GiB")
+    assert not capfd.readouterr().err
+    with pytest.raises(PlanError, match="gradients are off here"), torch.no_grad():
+        memonger.torch.checkpoint(columns(1), torch.ones(2, 32), "1GiB")
+    for state in (-1, True, 0.5):
+        with pytest.raises(PlanError, match=r"the bytes of its state.* must be a whole number from 0 to"):
+            memonger.torch.checkpoint(Scores(), x, "1GiB", state)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="most must be a whole number from 1 to"):
+        memonger.torch.fit(Scores(), x, "1GiB", most=0)
+    with pytest.raises(PlanError, match=r"page\.html can't be written: there is no folder .*none"):
+        memonger.torch.report(Scores(), x, tmp_path / "none" / "page.html")
     with pytest.raises(PlanError, match="nothing in the module needs a gradient"):
         memonger.torch.checkpoint(nn.ReLU(), x, "1GiB")
     with pytest.raises(PlanError, match="budget: 'much' is no size"):
