@@ -171,7 +171,7 @@ class Checkpoints:
         module = self.step.modules[number]
         size = self._bytes(module, module)
         inner = list(self._regions(number, most)) if size > most else []
-        if inner or not size or not self._stands_alone(module):
+        if inner or not size or module.is_hooked or not self._stands_alone(module):
             yield from inner
         else:
             yield _region(module, [module], None)

@@ -76,6 +76,7 @@ class ModuleCall:
         path: Its name in the whole, empty of that itself.
         turn: Which of its calls it is, from 0 on.
         parent: Number of the call around it; -1: none.
+        is_hooked: Whether it has hooks, whose operators are in it, but not in its ``forward``.
         start: The first call of an operator in it.
         stop: One after the last.
         first: The first node of autograd's in it.
@@ -88,6 +89,7 @@ class ModuleCall:
     path: str
     turn: int
     parent: int
+    is_hooked: bool
     start: int
     first: int
     stop: int = -1
@@ -259,10 +261,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         turns, hooks, parts = dict[str, int](), [], dict(module.named_modules())
         begins, ends = list[_Attributes](), dict[int, _Attributes]()
         for path, part in module.named_modules():
+            is_hooked = bool(part._forward_pre_hooks or part._forward_hooks)
 
-            def enter(part: nn.Module, __: Any, path: str = path) -> None:
+            def enter(part: nn.Module, __: Any, path: str = path, is_hooked: bool = is_hooked) -> None:
                 turn = turns[path] = turns.get(path, -1) + 1
-                self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), self.sequence))
+                self.modules.append(ModuleCall(path, turn, self.inside[-1], is_hooked, len(self.calls), self.sequence))
                 number = len(self.modules) - 1
                 if self.inside[-1] >= 0:
                     self.modules[self.inside[-1]].children.append(number)
@@ -275,7 +278,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 call.stop, call.last = len(self.calls), self.sequence
                 ends[number] = self._attributes(part)
 
-            hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+            hooks += [part.register_forward_pre_hook(enter, prepend=True), part.register_forward_hook(leave)]
         try:
             yield
             last = {path: self._attributes(parts[path]) for path in turns}

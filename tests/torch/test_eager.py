@@ -188,6 +188,19 @@ def test_what_is_written_or_drawn_elsewhere_happens_once(way: str) -> None:
     assert peak_of(module, inputs) <= plan.peak_bytes
 
 
+def test_operators_of_hooks_are_in_what_runs_again() -> None:
+    module, inputs = columns(4), (torch.randn(256, 32),)
+    for block in module:
+        nn.utils.spectral_norm(block[0])  # writes into buffers, and sets the weight
+        block[2].register_forward_pre_hook(lambda _, given: (given[0].tanh(),))
+        block[2].register_forward_hook(lambda _, __, result: result.tanh())
+    other = copy.deepcopy(module)
+    plan = tight(module, inputs)
+    assert plan.recomputed
+    assert_same(module, other, *inputs)
+    assert peak_of(module, inputs) <= plan.peak_bytes
+
+
 def test_modes_are_those_of_the_plan() -> None:
     module, inputs = columns(4, nn.BatchNorm1d(64), nn.Dropout(0.3)).eval(), (torch.randn(256, 32),)
     other = copy.deepcopy(module)
