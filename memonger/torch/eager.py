@@ -160,7 +160,8 @@ class Checkpoints:
         for end, following in zip(ends, [*ends[1:], None], strict=True):
             if following is not None and self._bytes(children[begin], children[following - 1]) <= most:
                 continue
-            if end - begin == 1 or not self._stands_alone(*children[begin:end]):
+            has_hooks = children[begin].is_hooked and self._bytes(children[begin], children[begin]) <= most
+            if (end - begin == 1 and not has_hooks) or not self._stands_alone(*children[begin:end]):
                 for child in module.children[begin:end]:
                     yield from self._of_child(child, most)
             elif self._bytes(children[begin], children[end - 1]):
