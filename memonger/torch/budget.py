@@ -1,6 +1,7 @@
 """PyTorch's training steps in a budget: its compiler's partition function, and a backend without a compiler."""
 
 import hashlib
+import numbers
 import time
 import warnings
 from collections import defaultdict
@@ -23,8 +24,8 @@ from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
 from memonger.torch.partition import JointStep, split, step_of
-from memonger.torch.recorded import without_memory
-from memonger.units import format_size, in_bytes
+from memonger.torch.recorded import NO_GRADIENT, unlogged, without_memory
+from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_bytes, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def fit(
         BudgetError: not even one row fits.
         PlanError: the module can't be traced as one graph, or doesn't need gradients; a size is none.
     """
-    limit = in_bytes("memory", memory, PlanError)
+    limit, most = in_bytes("memory", memory, PlanError), whole("most", most, 1, MOST_BATCH, PlanError)
     state, inputs = state_bytes(optimizer), examples_of(module, example)
     rows = max((one.shape[0] for one in inputs if one.ndim), default=1)
 
@@ -252,7 +253,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
         copy, backend=aot_autograd(fw_compiler=as_it_is, partition_fn=keep), fullgraph=True, dynamic=False
     )
     try:
-        with mode:
+        with unlogged(), mode:
             run(*given)
     except Exception as error:  # a module is anybody's code
         raise PlanError(
@@ -261,7 +262,7 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
     finally:
         torch.compiler.reset()
     if not found:
-        raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
+        raise PlanError(NO_GRADIENT)
     return found[0]
 
 
@@ -315,10 +316,12 @@ def state_bytes(optimizer: torch.optim.Optimizer | int | None) -> int:
     """Bytes of an optimizer's state after its first step, found out on tensors without memory; a number is its bytes.
 
     Raises:
-        PlanError: it can't be.
+        PlanError: it can't be; the number is none of bytes.
     """
-    if optimizer is None or isinstance(optimizer, int):
-        return optimizer or 0
+    if optimizer is None:
+        return 0
+    if isinstance(optimizer, int | numbers.Number | str):
+        return whole("optimizer (itself, or the bytes of its state)", optimizer, 0, MOST_BUDGET, PlanError)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             groups = []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 from memonger.torch import operators
 from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
-from memonger.torch.recorded import ModuleCall, RecordedStep, recorded, without_memory
+from memonger.torch.recorded import ELSEWHERE, PLAN, ModuleCall, RecordedStep, recorded, take_off, without_memory
 from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
@@ -75,6 +76,16 @@ class Checkpoint:
     draws: bool
     writes: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """PyTorch's operators can't be pickled: their names are."""
+        names = {str(target): turns for target, turns in self.kept.items()}
+        return _checkpoint_of, (self.region, names, self.draws, self.writes)
+
+
+def _checkpoint_of(region: Region, kept: Mapping[str, frozenset[int]], draws: bool, writes: bool) -> Checkpoint:
+    """As it was pickled: operators by their names, as ``aten.mm.default``."""
+    return Checkpoint(region, {attrgetter(name)(torch.ops): one for name, one in kept.items()}, draws, writes)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -114,6 +125,7 @@ class Checkpoints:
         for number, call in enumerate(step.calls[: self._forward]):
             for storage in call.changes:
                 self._writers.setdefault(storage, []).append(number)
+        self._shared = self._shared_casts()
 
     def within(self, target: int) -> list[Choice]:
         """Choices within so many bytes, the cheapest first; where there is none, others, that with the fewest first."""
@@ -148,42 +160,65 @@ class Checkpoints:
         for end, following in zip(ends, [*ends[1:], None], strict=True):
             if following is not None and self._bytes(children[begin], children[following - 1]) <= most:
                 continue
-            if end - begin == 1:
-                yield from self._of_child(module.children[begin], most)
+            has_hooks = children[begin].is_hooked and self._bytes(children[begin], children[begin]) <= most
+            if (end - begin == 1 and not has_hooks) or not self._stands_alone(*children[begin:end]):
+                for child in module.children[begin:end]:
+                    yield from self._of_child(child, most)
             elif self._bytes(children[begin], children[end - 1]):
-                region = _region(module, children[begin:end], (begin, end))
-                if self._stands_alone(*region.calls):
-                    yield region
+                yield _region(module, children[begin:end], (begin, end))
             begin = end
 
     def _of_child(self, number: int, most: int) -> Iterator[Region]:
         module = self.step.modules[number]
         size = self._bytes(module, module)
         inner = list(self._regions(number, most)) if size > most else []
-        if inner or not size or not self._stands_alone(module.start, module.stop):
+        if inner or not size or module.is_hooked or not self._stands_alone(module):
             yield from inner
         else:
             yield _region(module, [module], None)
 
     def _ends(self, children: Sequence[ModuleCall]) -> list[int]:
         """Where a region among the children of an ``nn.Sequential`` may end: before one that stands alone."""
-        alone = [number for number, child in enumerate(children) if self._stands_alone(child.start, child.stop)]
+        alone = [number for number, child in enumerate(children) if self._stands_alone(child)]
         return sorted({*alone, len(children)} - {0})
 
     def _bytes(self, first: ModuleCall, last: ModuleCall) -> int:
         return sum(self._saved[first.start : last.stop])
 
-    def _stands_alone(self, start: int, stop: int) -> bool:
-        """Whether calls compute the same when they run again: of what they don't make they write into buffers alone,
-        and read nothing that is written into afterwards.
+    def _shared_casts(self) -> frozenset[int]:
+        """Casts of weights that are read several times, as ``torch.autocast`` keeps them: in a region each is read
+        once, since gradients of several casts add up with other roundings than those of one.
         """
-        calls = self.step.calls
+        calls = self.step.calls[: self._forward]
+        casts = {
+            one: 0 for call in calls if call.target is torch.ops.aten._to_copy.default
+            if self.step.given.issuperset(call.reads) for one in call.makes
+        }  # fmt: skip
+        for call in calls:
+            for one in casts.keys() & call.reads if call.makes else ():
+                casts[one] += 1
+        return frozenset(one for one, times in casts.items() if times > 1)
+
+    def _stands_alone(self, *parts: ModuleCall) -> bool:
+        """Whether calls compute the same when they run again: of what they don't make they write into their own buffers
+        alone, by operators that may be left out then, and read nothing that is written into or replaced afterwards.
+        """
+        start, stop = parts[0].start, parts[-1].stop
+        calls, paths = self.step.calls, tuple(f"{part.path}." if part.path else "" for part in parts)
         own = {storage for call in calls[start:stop] for storage in call.makes}
+        read = {storage for call in calls[start:stop] for storage in call.reads}
+        replaced = {storage for part in parts for storage in part.replaced}
+        if ELSEWHERE in replaced or replaced & read or self._shared & (own | read):
+            return False
         for number in range(start, stop):
             call = calls[number]
-            if any(one not in own and one not in self.step.given for one in call.changes):
-                return False
-            old = {*call.reads} - own - {*call.changes} if call.makes else set()
+            if not own.issuperset(call.changes):
+                names = [self.step.buffers.get(one, ()) for one in call.changes]
+                is_own = all(any(name.startswith(paths) for name in of_one) for of_one in names)
+                if not is_own or not operators.can_be_left_out(call.target):
+                    return False
+            runs = call.makes or own.intersection(call.changes)
+            old = {*call.reads} - own - {*call.changes} if runs else set()
             if any(writer > number for one in old for writer in self._writers.get(one, ())):
                 return False
         return True
@@ -330,10 +365,10 @@ class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operators.normalizes_by_its_batch(target, args):
             names = [one.name for one in target._schema.arguments]
             args = [None if name in operators.STATISTICS else one for name, one in zip(names, args, strict=False)]
-        elif isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            written = operators.storages(operators.tensors_in(args[:1]))
+        else:
+            written = operators.storages(operators.written(target, args, kwargs))
             if written and self._buffers.issuperset(written):
-                return args[0]
+                return operators.left_out(target, args, kwargs)
         return target(*args, **kwargs)
 
 
@@ -359,27 +394,32 @@ class Checkpointed:
         part: The module.
         inner: Its own ``forward``, where that isn't its class's.
         checkpoints: By the number of the call.
-        turns: How often each module was called in this step.
+        step: Of which the module is a part.
         keeps_random: Whether random numbers are drawn again as they were.
     """
 
     def __init__(
-        self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], turns: dict[str, int],
+        self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], step: "_Step",
         keeps_random: bool,
     ) -> None:  # fmt: skip
         self.inner = inner
-        self._part, self._checkpoints, self._turns, self._keeps_random = part, checkpoints, turns, keeps_random
+        self._part, self._checkpoints, self._step, self._keeps_random = part, checkpoints, step, keeps_random
         (self._path, *_) = {one.region.path for ones in checkpoints.values() for one in ones}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        turn = self._turns[self._path] = self._turns.get(self._path, -1) + 1
+        turns = self._step.turns
+        turn = turns[self._path] = turns.get(self._path, -1) + 1
         whole = self.inner or partial(type(self._part).forward, self._part)
-        checkpoints = self._checkpoints.get(turn, ()) if torch.is_grad_enabled() else ()
-        if not checkpoints:
+        checkpoints = self._checkpoints.get(turn, ())
+        if not checkpoints or not self._step.is_as_planned(self._part, self._path):
             return whole(*args, **kwargs)
         if checkpoints[0].region.children is None:
             return self._run(checkpoints[0], whole, *args, **kwargs)
-        (value,), parts, place = args, list(self._part.children()), 0
+        (value,), parts, place = (
+            (*args, *kwargs.values()),
+            list(self._part._modules.values()),
+            0,
+        )  # children() leaves repetitions out
         for one in checkpoints:
             start, stop = one.region.children or (0, 0)
             value = _in_turn(parts[place:start], value)
@@ -390,7 +430,12 @@ class Checkpointed:
     def _run(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         draws = checkpoint.draws and self._keeps_random
         contexts = partial(self._contexts, checkpoint)
-        return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+        caches = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # what it holds decides which operators run: others the second time
+        try:
+            return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(caches)
 
     def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         first: AbstractContextManager[Any] = nullcontext()
@@ -413,20 +458,44 @@ class _Policy:
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _in_turn(parts: Sequence[nn.Module], value: Any) -> Any:
+def _in_turn(parts: Sequence[Any], value: Any) -> Any:
     for part in parts:
         value = part(value)
     return value
 
 
-class _Reset:
-    """Before a module runs, counts of calls begin anew."""
+class _Step:
+    """What the checkpointed parts of a module have in common: before it runs, counts of calls begin anew.
 
-    def __init__(self, turns: dict[str, int]) -> None:
-        self._turns = turns
+    Args:
+        modes: Which modules were in training mode when the step was planned, by their names.
+    """
 
-    def __call__(self, *_: Any) -> None:
-        self._turns.clear()
+    def __init__(self, modes: Mapping[str, bool]) -> None:
+        self.turns, self._modes = dict[str, int](), modes
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        self.turns.clear()
+        self.is_as_planned(module, "")
+
+    def is_as_planned(self, part: nn.Module, path: str) -> bool:
+        """Whether checkpoints are for what runs now: not without gradients, nor for evaluation alone.
+
+        Raises:
+            PlanError: modes are others than those of the plan: draws and buffers may be, too.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        now = {name: one.training for name, one in part.named_modules(prefix=path)}
+        others = [name for name, trains in now.items() if self._modes.get(name, trains) != trains]
+        if others and any(now.values()):
+            modes = ("training", "evaluation") if now[others[0]] else ("evaluation", "training")
+            what = f"part '{others[0]}'" if others[0] else "module"
+            raise PlanError(
+                f"the {what} is in {modes[0]} mode, and was in {modes[1]} mode when memonger.torch.checkpoint planned "
+                "its step: set the mode (module.train(), module.eval()) as it was, or call checkpoint again."
+            )
+        return not others
 
 
 class PutOn:
@@ -439,15 +508,16 @@ class PutOn:
     """
 
     def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> None:
-        parts, turns = dict(module.named_modules()), dict[str, int]()
+        parts = dict(module.named_modules())
+        step = _Step({path: part.training for path, part in parts.items()})
         by_path: dict[str, dict[int, list[Checkpoint]]] = {}
         for one in checkpoints:
             by_path.setdefault(one.region.path, {}).setdefault(one.region.turn, []).append(one)
-        self._hook = module.register_forward_pre_hook(_Reset(turns))
+        self._hook = module.register_forward_pre_hook(step)
         self._parts = [parts[path] for path in by_path]
         for part, of_turns in zip(self._parts, by_path.values(), strict=True):
             inner = part.__dict__.get("forward")
-            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, turns, keeps_random)
+            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, step, keeps_random)
 
     def take_off(self) -> None:
         """The module is as it was."""
@@ -456,10 +526,6 @@ class PutOn:
             part.__dict__["forward"] = part.__dict__["forward"].inner
             if part.__dict__["forward"] is None:
                 del part.__dict__["forward"]
-
-
-_PLAN = "memonger"
-"""The attribute of a module in which what it was planned for stands."""
 
 
 def checkpoint(
@@ -480,7 +546,8 @@ def checkpoint(
     before. Planning looks at shapes alone, allocates nothing and needs no device.
 
     Args:
-        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone.
+        module: Gives the loss, or what it is computed from. It is changed in place; what an earlier call did is undone,
+            but for where an error is raised.
         example: What it is called with; tensors of ``meta`` stand for such of the module's own device.
         budget: Bytes for all that `memonger.torch.partitioner` counts, as a number or as ``4GiB``.
         optimizer: Whose state counts, or the bytes of a state.
@@ -492,14 +559,13 @@ def checkpoint(
         PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient.
     """
     limit, state, inputs = in_bytes("budget", budget, PlanError), state_bytes(optimizer), examples_of(module, example)
-    if _PLAN in module.__dict__:
-        module.__dict__.pop(_PLAN)[1].take_off()
     try:
         plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
     except BudgetError as error:
         would = _what_would(module, inputs, limit, state)
         raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
-    module.__dict__[_PLAN] = plan, PutOn(module, checkpoints)
+    take_off(module)
+    module.__dict__[PLAN] = plan, PutOn(module, checkpoints)
     return module
 
 
@@ -520,9 +586,9 @@ def plan_of(module: nn.Module) -> StepPlan:
     Raises:
         PlanError: it didn't return this one.
     """
-    if _PLAN not in module.__dict__:
+    if PLAN not in module.__dict__:
         raise PlanError(f"this {type(module).__name__} isn't what memonger.torch.checkpoint returned: it has no plan.")
-    plan: StepPlan = module.__dict__[_PLAN][0]
+    plan: StepPlan = module.__dict__[PLAN][0]
     return plan
 
 
@@ -551,6 +617,9 @@ def chosen(
         candidates, tried = Checkpoints(whole, module, state), list[Allocated[tuple[RecordedStep, Choice]]]()
 
         def ran(choice: Choice) -> Allocated[tuple[RecordedStep, Choice]]:
+            for one in tried:
+                if one.item[1].checkpoints == choice.checkpoints:
+                    return one
             checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
             try:
                 step = recorded(module, inputs, mode)
@@ -564,17 +633,17 @@ def chosen(
             return choices[0].bytes, choices[:PROPOSALS]
 
         best = cheapest_within(budget, proposed, ran)
-        for _ in range(ATTEMPTS if best is None else 0):  # estimates of the fewest bytes may be off
-            least = min(tried, key=lambda one: one.bytes)
-            for choice in candidates.within(least.bytes)[:PROPOSALS]:
-                ran(choice)
-            lower = min(tried, key=lambda one: one.bytes)
-            if lower.bytes <= budget:
+        if best is None:  # estimates of the fewest bytes may be off; what is found now is the same for any budget
+            best = min(map(ran, candidates.within(0)[:PROPOSALS]), key=lambda one: one.bytes, default=found)
+            for _ in range(ATTEMPTS):
+                lower = min(
+                    map(ran, candidates.within(best.bytes)[:PROPOSALS]), key=lambda one: one.bytes, default=best
+                )
+                if lower.bytes >= best.bytes:
+                    break
                 best = lower
-            if lower is least or best is not None:
-                break
-        if best is None:
-            smallest = BudgetError(budget, least.bytes, 0)
+        if best.bytes > budget:
+            smallest = BudgetError(budget, best.bytes, 0)
             raise refused(smallest, whole.given_bytes, whole.gradients, state)
         found = best
     step, choice = found.item

@@ -68,6 +68,49 @@ def normalizes_by_its_batch(target: Any, args: Sequence[Any]) -> bool:
     )
 
 
+def written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Tensors that a run writes into. A batch normalization's schema doesn't say that it does."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return []
+    given = _by_name(target, args, kwargs)
+    names = {one.name for one in target._schema.arguments if one.alias_info and one.alias_info.is_write}
+    if normalizes_by_its_batch(target, args):
+        names.update(STATISTICS)
+    return tensors_in([given.get(name) for name in sorted(names)])
+
+
+def has_own_generator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a run draws from a generator that it is given, whose state it changes."""
+    return any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values()))
+
+
+def can_be_left_out(target: Any) -> bool:
+    """Whether what an operator writes into has all that it computes, so that a second run of it may be left out.
+
+    Batch normalizations run again without statistics.
+    """
+    schema = target._schema
+    return STATISTICS[0] in [one.name for one in schema.arguments] or all(
+        one.alias_info is not None and one.alias_info.is_write for one in schema.returns
+    )
+
+
+def left_out(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator that is left out returns: what it would write into, as it is."""
+    given, schema = _by_name(target, args, kwargs), target._schema
+    written_to = {
+        name: given.get(one.name)
+        for one in schema.arguments if one.alias_info and one.alias_info.is_write
+        for name in one.alias_info.before_set
+    }  # fmt: skip
+    results = tuple(written_to[name] for one in schema.returns for name in one.alias_info.before_set)
+    return None if not results else results[0] if len(results) == 1 else results
+
+
+def _by_name(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip((one.name for one in target._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
 def runs_once(target: Any) -> bool:
     """Whether an operator must not run twice: it draws, writes into what it is given, or waits for other ranks."""
     if not isinstance(target, torch._ops.OpOverload):

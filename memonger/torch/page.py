@@ -79,10 +79,12 @@ def report(
 
     Raises:
         BudgetError: the budget can't be held.
-        PlanError: the module can't be traced as one graph; there is no such format; a size is none.
+        PlanError: the module can't be traced as one graph; there is no such format, or folder; a size is none.
     """
     if format == "netron":
         raise PlanError("format 'netron' is an ONNX file, which a step of PyTorch's is not: 'html' shows it.")
+    if not Path(path).absolute().parent.is_dir():
+        raise PlanError(f"{path} can't be written: there is no folder {Path(path).parent}.")
     inputs, state = examples_of(module, example), state_bytes(optimizer)
     limit = None if budget is None else in_bytes("budget", budget, PlanError)
     step = traced(module, inputs)

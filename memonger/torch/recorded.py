@@ -4,18 +4,25 @@ What runs is the step itself, PyTorch's autograd included; only its kernels don'
 operator are those of a real step: what Python's variables hold a little longer is counted, and what checkpoints do.
 """
 
+import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import SAC_IGNORED_OPS
@@ -28,6 +35,13 @@ _OF_A_GRADIENT = 2**64 - 1
 """The sequence number of every node of autograd's that adds up a parameter's gradient."""
 
 
+PLAN = "memonger"
+"""The attribute of a module in which its plan stands, and what takes off what was put on it for that."""
+
+ELSEWHERE = -1
+"""In place of a storage: what no storage tells, as the state of a random generator of the module's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One run of an operator.
@@ -36,7 +50,7 @@ class Call:
         target: The operator.
         reads: Storages that it is given.
         makes: Storages that it makes.
-        changes: Storages of ``reads`` that it writes into.
+        changes: Storages of ``reads`` that it writes into; `ELSEWHERE`: it changes what is no storage.
         sequence: The number of the node of autograd's: of the forward pass the next one's, of the backward pass that
             which runs.
         is_backward: Whether it is of the backward pass.
@@ -62,21 +76,26 @@ class ModuleCall:
         path: Its name in the whole, empty of that itself.
         turn: Which of its calls it is, from 0 on.
         parent: Number of the call around it; -1: none.
+        is_hooked: Whether it has hooks, whose operators are in it, but not in its ``forward``.
         start: The first call of an operator in it.
         stop: One after the last.
         first: The first node of autograd's in it.
         last: One after the last.
         children: Numbers of the calls in it.
+        replaced: Storages of tensors that were attributes in the module at its beginning, and that it set others in
+            place of; `ELSEWHERE`: an attribute at its beginning isn't there at the forward pass's end otherwise.
     """
 
     path: str
     turn: int
     parent: int
+    is_hooked: bool
     start: int
     first: int
     stop: int = -1
     last: int = -1
     children: list[int] = field(default_factory=list)
+    replaced: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)  # without slots, as it keeps what is derived once it is made
@@ -86,7 +105,9 @@ class RecordedStep:
     Attributes:
         calls: Operators in the order in which they ran.
         sizes: Bytes of each storage.
-        given: Storages that were there before: parameters, buffers, inputs.
+        given: Storages that were there before: parameters, buffers, inputs; other tensors that are read have no bytes,
+            but for such as views are made of.
+        buffers: Storages of buffers, and the names of these.
         freed: Storage → the last call before it was freed; one that isn't in it stayed.
         modules: Calls of modules, in the order in which they began.
         gradients: Bytes of the parameters' gradients.
@@ -96,6 +117,7 @@ class RecordedStep:
     calls: tuple[Call, ...]
     sizes: tuple[int, ...]
     given: frozenset[int]
+    buffers: dict[int, tuple[str, ...]]
     freed: dict[int, int]
     modules: tuple[ModuleCall, ...]
     gradients: int
@@ -129,17 +151,44 @@ class RecordedStep:
         )
 
 
+NO_GRADIENT = "nothing in the module needs a gradient: there is no backward pass to plan."
+
+_BY_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What is raised where a number would have to be known."""
+
+_NUMBERS = (
+    " What runs mustn't depend on numbers: torch.where does in place of a branch, and .item() has no place in forward; "
+    "torch.compile(backend=memonger.torch.backend(...)) plans what lies between such places."
+)
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """What PyTorch can't run on tensors without memory is raised meanwhile, and not logged beside that."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operator's run, and what storages there are."""
 
-    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
         self.freed = dict[int, int]()
         self.inside = [-1]
         self.live = self.peak = 0
         self._numbers, self._sequence, self._first = dict[int, int](), 0, _get_sequence_nr()
-        self.given = frozenset(self._new(there))
+        self.given = {*self._new([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])}
+        self._uncounted = dict[int, int]()
+        self.buffers = dict[int, tuple[str, ...]]()
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            for number in self.numbers([buffer]):
+                self.buffers[number] = (*self.buffers.get(number, ()), name)
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,14 +197,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if target in SAC_IGNORED_OPS:
             return result
         operators.check_sizes(target)
-        reads = tuple(dict.fromkeys(self._numbers[one] for one in operators.storages(read) if one in self._numbers))
+        reads = self.numbers([] if target is torch.ops.aten.lift_fresh.default else read)
         node: Any = torch._C._current_autograd_node()
         if node is None:
             self._sequence = self.sequence
         elif node._sequence_nr() != _OF_A_GRADIENT:
             self._sequence = node._sequence_nr() - self._first
+        changes = self.numbers(operators.written(target, args, kwargs))
+        if operators.has_own_generator(args, kwargs):
+            changes = (*changes, ELSEWHERE)
         self.calls.append(Call(
-            target, reads, self._new(operators.tensors_in(result)), self._changed(target, args, kwargs),
+            target, reads, self._new(operators.tensors_in(result)), changes,
             self._sequence, node is not None, self.inside[-1], operators.cost(target, args, kwargs, result),
         ))  # fmt: skip
         return result
@@ -165,16 +217,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The number of autograd's next node, counted from the step's beginning."""
         return _get_sequence_nr() - self._first
 
-    def _changed(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Storages that an operator writes into. A batch normalization's schema doesn't say that it does."""
-        if not isinstance(target, torch._ops.OpOverload):
-            return ()
-        given = dict(zip((one.name for one in target._schema.arguments), args, strict=False)) | kwargs
-        written = {one.name for one in target._schema.arguments if one.alias_info and one.alias_info.is_write}
-        if operators.normalizes_by_its_batch(target, args):
-            written.update(operators.STATISTICS)
-        found = operators.tensors_in([given.get(name) for name in sorted(written)])
-        return tuple(self._numbers[one] for one in operators.storages(found) if one in self._numbers)
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Storages of tensors; those that weren't known are of attributes: they were there before, and don't count."""
+        found = dict[int, None]()
+        for tensor in tensors:
+            for key, size in operators.storages([tensor]).items():
+                if key not in self._numbers:
+                    self._add(key, 0, tensor)
+                    self.given.add(self._numbers[key])
+                    self._uncounted[self._numbers[key]] = size
+                found[self._numbers[key]] = None
+        return tuple(found)
 
     def _new(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Storages that weren't there yet; they are now."""
@@ -182,13 +235,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             for key, size in operators.storages([tensor]).items():
                 if key not in self._numbers:
-                    self._numbers[key] = len(self.sizes)
-                    made.append(len(self.sizes))
-                    self.sizes.append(size)
-                    self.live += size
-                    weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
+                    self._add(key, size, tensor)
+                    made.append(self._numbers[key])
+                elif self._numbers[key] in self._uncounted:
+                    number = self._numbers[key]
+                    self.sizes[number] = self._uncounted.pop(number)
+                    self.live += self.sizes[number]
         self.peak = max(self.peak, self.live)
         return tuple(made)
+
+    def _add(self, key: int, size: int, tensor: torch.Tensor) -> None:
+        self._numbers[key] = len(self.sizes)
+        self.sizes.append(size)
+        self.live += size
+        weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
 
     def _free(self, key: int) -> None:
         storage = self._numbers.pop(key)
@@ -197,32 +257,70 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Calls of the module's parts are noted meanwhile."""
-        turns, hooks = dict[str, int](), []
+        """Calls of the module's parts are noted meanwhile, and what becomes of the parts' attributes."""
+        turns, hooks, parts = dict[str, int](), [], dict(module.named_modules())
+        begins, ends = list[_Attributes](), dict[int, _Attributes]()
         for path, part in module.named_modules():
+            is_hooked = bool(part._forward_pre_hooks or part._forward_hooks)
 
-            def enter(_: nn.Module, __: Any, path: str = path) -> None:
+            def enter(part: nn.Module, __: Any, path: str = path, is_hooked: bool = is_hooked) -> None:
                 turn = turns[path] = turns.get(path, -1) + 1
-                self.modules.append(ModuleCall(path, turn, self.inside[-1], len(self.calls), self.sequence))
+                self.modules.append(ModuleCall(path, turn, self.inside[-1], is_hooked, len(self.calls), self.sequence))
                 number = len(self.modules) - 1
                 if self.inside[-1] >= 0:
                     self.modules[self.inside[-1]].children.append(number)
                 self.inside.append(number)
+                begins.append(self._attributes(part))
 
-            def leave(_: nn.Module, __: Any, ___: Any) -> None:
-                call = self.modules[self.inside.pop()]
+            def leave(part: nn.Module, __: Any, ___: Any) -> None:
+                number = self.inside.pop()
+                call = self.modules[number]
                 call.stop, call.last = len(self.calls), self.sequence
+                ends[number] = self._attributes(part)
 
-            hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+            hooks += [part.register_forward_pre_hook(enter, prepend=True), part.register_forward_hook(leave)]
         try:
             yield
+            last = {path: self._attributes(parts[path]) for path in turns}
+            for number, end in ends.items():
+                call = self.modules[number]
+                call.replaced = frozenset(_replaced(begins[number], end, last[call.path]))
         finally:
             for hook in hooks:
                 hook.remove()
 
+    def _attributes(self, part: nn.Module) -> "_Attributes":
+        """Tensors and numbers that are attributes in a part, without keeping them there."""
+        found: _Attributes = {}
+        for one in part.modules():
+            for name, value in (*vars(one).items(), *one._buffers.items(), *one._parameters.items()):
+                if isinstance(value, torch.Tensor):
+                    found[id(one), name] = weakref.ref(value), self.numbers([value])
+                elif isinstance(value, int | float):
+                    found[id(one), name] = value, ()
+        return found
+
+
+_Attributes: TypeAlias = dict[tuple[int, str], tuple[Any, tuple[int, ...]]]
+"""Which part's, and its name → a number, or a reference to a tensor and what storages it has."""
+
+
+def _replaced(begin: _Attributes, end: _Attributes, last: _Attributes) -> Iterator[int]:
+    """See `ModuleCall`, of attributes at a call's beginning, its end, and the forward pass's end."""
+    nothing: tuple[Any, tuple[int, ...]] = (None, ())
+    for key in {**begin, **last}:
+        (was, storages), (left, _), (now, _) = (one.get(key, nothing) for one in (begin, end, last))
+        if was is now or (isinstance(was, int | float) and isinstance(now, int | float) and was == now):
+            continue
+        is_set = isinstance(was, weakref.ref) and isinstance(now, weakref.ref) and left is now
+        yield from storages if is_set and storages else (ELSEWHERE,)
+
 
 def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> RecordedStep:
     """Run a step of a module: its forward pass, and the backward pass from ones as the gradients of what it returns.
+
+    The backward pass runs outside ``torch.autocast``, as PyTorch recommends it: what casts of weights it keeps for
+    other uses of them is gone by then.
 
     Args:
         module: Of tensors without memory. Its gradients are taken away.
@@ -233,41 +331,65 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
         PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
     """
     module.zero_grad(set_to_none=True)
-    recorder = _Recorder([*module.parameters(), *module.buffers(), *operators.tensors_in(list(inputs))])
-    with mode, recorder, recorder.watching(module), torch.autograd.set_multithreading_enabled(False):
+    recorder = _Recorder(module, inputs)
+    devices = {"cpu", *(one.device.type for one in module.parameters())}
+    torch.clear_autocast_cache()
+    with unlogged(), mode, recorder, torch.autograd.set_multithreading_enabled(False), ExitStack() as stack:
         try:
-            result = module(*inputs)
+            with recorder.watching(module):
+                result = module(*inputs)
+            torch.clear_autocast_cache()
+            for device in sorted(devices):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            ends = [one for one in operators.tensors_in(result) if one.requires_grad]
+            if not ends:
+                raise PlanError(NO_GRADIENT)
+            torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         except PlanError:
             raise
         except Exception as error:  # a module is anybody's code
+            path = recorder.modules[recorder.inside[-1]].path if recorder.inside[-1] >= 0 else ""
+            part = f"the part '{path}' ({type(dict(module.named_modules())[path]).__name__})" if path else "the module"
+            hint = _NUMBERS if isinstance(error, _BY_NUMBERS) else " The module itself must run on such an example."
             raise PlanError(
-                "the module can't run on tensors without memory, as planning has it do: "
-                f"{type(error).__name__}: {str(error).strip()}"
+                f"{part} can't run on tensors without memory, as planning has it do: {type(error).__name__}: "
+                f"{str(error).strip().rstrip('.')}.{hint}"
             ) from error
-        ends = [one for one in operators.tensors_in(result) if one.requires_grad]
-        if not ends:
-            raise PlanError("nothing in the module needs a gradient: there is no backward pass to plan.")
-        torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
     step = RecordedStep(
-        tuple(recorder.calls), tuple(recorder.sizes), recorder.given, dict(recorder.freed), tuple(recorder.modules),
-        sum(held.values()), recorder.peak,
+        tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers,
+        dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak,
     )  # fmt: skip
     module.zero_grad(set_to_none=True)
     return step
+
+
+def take_off(module: nn.Module) -> None:
+    """Take away what `memonger.torch.checkpoint` did to a module, where it did."""
+    if PLAN in module.__dict__:
+        module.__dict__.pop(PLAN)[1].take_off()
 
 
 def without_memory(module: nn.Module, inputs: Sequence[torch.Tensor]) -> tuple[nn.Module, list[Any], FakeTensorMode]:
     """A copy of a module and its inputs without memory, and the mode that they are of.
 
     Args:
-        module: It isn't changed.
+        module: It isn't changed. Its copy has no checkpoints of `memonger.torch.checkpoint`.
         inputs: Tensors of ``meta`` stand for such of the module's own device.
+
+    Raises:
+        PlanError: gradients are off.
     """
+    if not torch.is_grad_enabled():
+        raise PlanError(
+            "gradients are off here (torch.no_grad, torch.inference_mode): there is no backward pass to plan. Plan "
+            "outside of it; afterwards a module without gradients runs as it is."
+        )
     device = next((one.device for one in module.parameters()), torch.device("cpu"))
     mode = FakeTensorMode()
     with FakeCopyMode(mode):
         copy = deepcopy(module)
+    take_off(copy)
 
     def made(one: torch.Tensor) -> torch.Tensor:
         return torch.empty(one.shape, dtype=one.dtype, device=device if one.is_meta else one.device)

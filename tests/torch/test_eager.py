@@ -1,6 +1,7 @@
 """Eager modules in a budget by checkpoints: measured peak, gradients and buffers against the module as it was."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 import memonger.torch
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.torch import eager
+from memonger.torch.budget import StepPlan
 from memonger.torch.recorded import recorded, without_memory
 from tests.support.live_storages import LiveStorages
 from tests.support.small_modules import Images, Scores, case, step
@@ -88,6 +90,193 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
         behind = sum(call.target is target for call in step_before.calls if call.is_backward)
         assert 0 < len(turns) <= times
         assert again[target] <= behind + times - len(turns)
+
+
+def columns(depth: int, *more: nn.Module) -> nn.Sequential:
+    """Blocks of which each may be checkpointed, of 32 numbers a row."""
+    blocks = [nn.Sequential(nn.Linear(32, 64), *more, nn.Tanh(), nn.Linear(64, 32), nn.Tanh()) for _ in range(depth)]
+    return nn.Sequential(*[copy.deepcopy(block) for block in blocks])
+
+
+def tight(module: nn.Module, inputs: tuple[torch.Tensor, ...], share: float = 0.3) -> StepPlan:
+    """Checkpoints of the fewest bytes and a share of what the step takes beyond them: that they are there, and hold."""
+    copied, given, mode = without_memory(module, inputs)
+    before = recorded(copied, given, mode)
+    least = min(one.bytes for one in eager.Checkpoints(before, copied, 0).within(0))
+    memonger.torch.checkpoint(module, inputs, int(least + share * (before.peak - least)))
+    return memonger.torch.plan_of(module)
+
+
+def assert_same(module: nn.Module, other: nn.Module, *inputs: torch.Tensor, times: int = 2) -> None:
+    """Steps of two modules have the same results, gradients and buffers, bit for bit."""
+    for seed in range(times):
+        found = []
+        for one in (module, other):
+            torch.manual_seed(seed)
+            one.zero_grad()
+            result = one(*[each.clone() for each in inputs])
+            result.backward(torch.ones_like(result))
+            found.append([result.detach(), *[each.grad for each in one.parameters()], *one.buffers()])
+        assert all(map(torch.equal, *found))
+
+
+def test_a_part_that_stands_twice_in_a_sequence_runs_twice() -> None:
+    shared = nn.ReLU()
+    module = nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(32, 32), shared)])
+    other, inputs = copy.deepcopy(module), (torch.randn(256, 32),)
+    assert tight(module, inputs).recomputed
+    assert_same(module, other, *inputs)
+
+
+@torch.library.custom_op("memonger_tests::follow", mutates_args={"mean"})
+def follow(x: torch.Tensor, mean: torch.Tensor) -> None:
+    """Writes into an argument that isn't its first."""
+    mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+
+
+class Follows(nn.Module):
+    """Keeps a mean of its inputs, in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.count = way, 0
+        if way == "attribute":
+            self.mean = torch.zeros(32)
+        else:
+            self.register_buffer("mean", torch.zeros(32))
+        self.net = columns(1)[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "input":
+            x.mul_(1.5)
+        elif self.way == "operator":
+            follow(x.detach(), self.mean)
+        elif self.way == "number":
+            self.count += 1
+            x = x * self.count
+        elif self.way == "generator":
+            x = x * torch.rand(x.shape, generator=GENERATOR)
+        y = self.net(torch.tanh(x - self.mean))
+        if self.way == "set":
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        elif self.way == "attribute":
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return y
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize("way", ["set", "operator", "generator", "attribute", "input", "number"])
+def test_what_is_written_or_drawn_elsewhere_happens_once(way: str) -> None:
+    ways = [way, *(["set"] * 2 if way == "input" else [way] * 2)]  # Tanh's result must stay as it is
+    module, inputs = nn.Sequential(*map(Follows, ways)), (torch.randn(512, 32),)
+    other, found = copy.deepcopy(module), []
+    plan = tight(module, inputs)
+    assert plan.recomputed
+    for one in (module, other):
+        GENERATOR.manual_seed(1)
+        own = []
+        for _ in range(2):
+            one.zero_grad()
+            given = inputs[0].clone()
+            one(given).sum().backward()
+            own += [given, *[each.grad for each in one.parameters()], *[part.mean.clone() for part in one]]
+            own += [torch.tensor(part.count) for part in one]
+        found.append(own)
+    assert all(map(torch.equal, *found))
+    assert peak_of(module, inputs) <= plan.peak_bytes
+
+
+def test_operators_of_hooks_are_in_what_runs_again() -> None:
+    module, inputs = columns(4), (torch.randn(256, 32),)
+    for block in module:
+        nn.utils.spectral_norm(block[0])  # writes into buffers, and sets the weight
+        block[2].register_forward_pre_hook(lambda _, given: (given[0].tanh(),))
+        block[2].register_forward_hook(lambda _, __, result: result.tanh())
+    other = copy.deepcopy(module)
+    plan = tight(module, inputs)
+    assert plan.recomputed
+    assert_same(module, other, *inputs)
+    assert peak_of(module, inputs) <= plan.peak_bytes
+
+
+def test_modes_are_those_of_the_plan() -> None:
+    module, inputs = columns(4, nn.BatchNorm1d(64), nn.Dropout(0.3)).eval(), (torch.randn(256, 32),)
+    other = copy.deepcopy(module)
+    tight(module, inputs)
+    assert_same(module, other, *inputs)
+    text = r"in training mode, and was in evaluation mode when .* or call checkpoint again"
+    with pytest.raises(PlanError, match=text):
+        module.train()(*inputs)
+    module = copy.deepcopy(other.train())
+    tight(module, inputs)
+    module[3][1].eval()
+    with pytest.raises(PlanError, match=r"the part '3\.1' is in evaluation mode, and was in training mode"):
+        module(*inputs)
+    assert_same(module.eval(), other.eval(), *inputs)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_autocast_gives_the_same_bits_wherever_the_backward_pass_is(share: float) -> None:
+    """Which casts of weights it keeps would tell which operators run again."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.once, self.twice = columns(3, nn.GELU()), columns(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(self.once(self.twice(x)))
+
+    module, inputs, bits = Twice(), (torch.randn(256, 32),), torch.bfloat16
+    other = copy.deepcopy(module)
+    with torch.autocast("cpu", bits):
+        plan = tight(module, inputs, share)
+        assert_same(module, other, *inputs)
+    assert plan.recomputed
+    steps = []
+    for one in (module, other):
+        one.zero_grad()
+        mode = LiveStorages([*one.parameters(), *inputs])
+        with mode:
+            with torch.autocast("cpu", bits):
+                result = one(*inputs)
+            result.backward(torch.ones_like(result))
+        steps.append((mode.peak, [each.grad for each in one.parameters()]))
+    assert [peak for peak, _ in steps] == [plan.peak_bytes, plan.peak_before_bytes]
+    assert all(map(torch.equal, steps[0][1], steps[1][1]))
+
+
+def test_a_checkpointed_module_is_pickled() -> None:
+    module, inputs = columns(4), (torch.randn(256, 32),)
+    kept = tight(module, inputs)
+    loaded = pickle.loads(pickle.dumps(module))
+    assert memonger.torch.plan_of(loaded) == kept
+    assert_same(loaded, module, *inputs)
+    assert peak_of(loaded, inputs) == kept.peak_bytes
+
+
+def test_a_refused_budget_leaves_the_plan_before_and_the_smallest_that_it_names_holds() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = columns(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                y = part(x).view(-1, 4, 8).transpose(0, 1)
+                x = y.transpose(0, 1).reshape(-1, 32) + y[:2].sum()
+            return x
+
+    module, inputs = Heads(), (torch.randn(256, 32),)
+    kept = tight(module, inputs)
+    with pytest.raises(BudgetError) as caught:
+        memonger.torch.checkpoint(module, inputs, 0)
+    assert memonger.torch.plan_of(module) is kept
+    assert peak_of(module, inputs) == kept.peak_bytes
+    memonger.torch.checkpoint(module, inputs, caught.value.smallest)
+    assert peak_of(module, inputs) == caught.value.smallest
 
 
 def test_plans_are_the_same_each_time() -> None:
@@ -192,10 +381,27 @@ def test_a_workspace_that_no_shape_tells_is_refused() -> None:
         assert peak_of(module, (x,)) == memonger.torch.plan_of(module).peak_bytes
 
 
-def test_what_cannot_be_planned_is_said() -> None:
+def test_what_cannot_be_planned_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(2, 2)
-    with pytest.raises(PlanError, match=r"can't run on tensors without memory, .*DataDependent"):
-        memonger.torch.checkpoint(Branches(), x, "1GiB")
+    text = (
+        r"the part '0' \(Branches\) can't run on tensors without memory, .*DataDependent.* torch\.where does in place"
+    )
+    with pytest.raises(PlanError, match=text):
+        memonger.torch.checkpoint(nn.Sequential(Branches()), x, "1GiB")
+    with pytest.raises(
+        PlanError, match=r"the part '0\.0' \(Linear\) .* must have same reduction dim.* must run on such"
+    ):
+        memonger.torch.checkpoint(columns(1), x, "1GiB")
+    assert not capfd.readouterr().err
+    with pytest.raises(PlanError, match="gradients are off here"), torch.no_grad():
+        memonger.torch.checkpoint(columns(1), torch.ones(2, 32), "1GiB")
+    for state in (-1, True, 0.5):
+        with pytest.raises(PlanError, match=r"the bytes of its state.* must be a whole number from 0 to"):
+            memonger.torch.checkpoint(Scores(), x, "1GiB", state)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="most must be a whole number from 1 to"):
+        memonger.torch.fit(Scores(), x, "1GiB", most=0)
+    with pytest.raises(PlanError, match=r"page\.html can't be written: there is no folder .*none"):
+        memonger.torch.report(Scores(), x, tmp_path / "none" / "page.html")
     with pytest.raises(PlanError, match="nothing in the module needs a gradient"):
         memonger.torch.checkpoint(nn.ReLU(), x, "1GiB")
     with pytest.raises(PlanError, match="budget: 'much' is no size"):
