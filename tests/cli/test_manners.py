@@ -221,7 +221,10 @@ def test_the_command_that_a_frontier_suggests_can_be_pasted(model: Path, monkeyp
 
 
 def test_a_frontier_of_one_plan_suggests_no_budget(model: Path) -> None:
-    shown = _invoke("pareto", model, "--points", 1, "--device", "none", "--mode", "inference", "--dim", "x[0]=64")
+    whole = ("--device", "none", "--mode", "inference", "--chunks", "off")
+    shown = _invoke("pareto", model, "--points", 1, *whole, "--dim", "x[0]=64")
     line = shown.stdout.splitlines()[-1]
-    command = "memonger plan chain.onnx --mode inference --dim 'x[0]=64' --device none -o chain.planned.onnx"
+    command = (
+        "memonger plan chain.onnx --mode inference --chunks off --dim 'x[0]=64' --device none -o chain.planned.onnx"
+    )
     assert line == f"Make one of them: {command}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., memonger.Fleet]:
     """Makes fleets whose locks are stepped, and whose models take next to nothing."""
     broken: set[str] = set()
 
-    def read(source: str, *_: object, **__: object) -> tuple[PlansOfModel, Any]:
+    def read(given: str | list[Path], *_: object, **__: object) -> tuple[PlansOfModel, Any]:
+        source = given if isinstance(given, str) else given[0].name
         if source in broken:
             raise memonger.SessionError(f"{source} is broken")
         need = Need(WEIGHTS[source], 0, ARENAS[source], 0)
