@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from memonger.devices import Cuda, Device, parse_device
@@ -135,8 +135,7 @@ class Options:
             if isinstance(kind, str):
                 if value is None or (key == "loss" and isinstance(value, str)):
                     continue
-                module, _, name = kind.partition(":")
-                kind = getattr(import_module(module), name)
+                kind = resolve_name(kind)
             if not isinstance(value, kind):
                 raise PlanError(f"{key} must be {words}, not {reprlib.repr(value)}.")
         for key, least, most in _BOUNDS:

@@ -47,7 +47,7 @@ from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, AxisGraph, search_of
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch
-from memonger.tiling.slice_check import EXACT, CheckedCopy, SliceCheck
+from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
 from memonger.tiling.slices import Band, SliceStage, row_rules
 from memonger.tiling.writer import SliceWriter, in_slices
 from memonger.words import option
@@ -291,9 +291,7 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
         return
     model = axis.lowered.model
     made = in_slices(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
-    copies = dict[str, list[CheckedCopy]]()
-    for copy in itertools.chain.from_iterable(made.copies):
-        copies.setdefault(copy.original, []).append(copy)
+    copies = copies_by_node(made.copies)
     for node in (node for node in model.graph if operator_name(node) not in EXACT | {"Conv"}):
         own = copies.get(str(node.name))
         if own and check.see((model, node), made.model, own).difference:

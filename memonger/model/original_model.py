@@ -5,7 +5,8 @@ left out, and found again by their content; so are matrices that it holds transp
 """
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from functools import cached_property
 
 import onnx
 import onnx_ir as ir
@@ -32,14 +33,14 @@ def embed(model: ir.Model, original: ir.Model) -> None:
         original: As it was read. It is spent.
     """
     sizes = {tensor.nbytes for tensor in all_tensors(original) if _is_large(tensor)}
-    held, left = {digest for digest, _ in _digests(model, sizes)}, 0
+    held, left = _Held(model, sizes), 0
 
     def kept(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         nonlocal left
         if not _is_large(tensor):
             return in_memory(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor
         digest = _digest(tensor)
-        if digest in held:
+        if held.find(digest) is not None:
             place = _HELD + digest
             shape = tensor_shape(tensor)
             return ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name or "")
@@ -70,10 +71,10 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
     try:
         original = ir.from_proto(onnx.ModelProto.FromString(from_text(text)))
         wanted = {one.length or 0 for one in all_tensors(original) if isinstance(one, ir.ExternalTensor)}
-        held = dict(_digests(model, wanted))
+        held = _Held(model, wanted)
 
         def found(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-            weight = held.get(str(tensor.location).removeprefix(_HELD))
+            weight = held.find(str(tensor.location).removeprefix(_HELD))
             if weight is None or weight.nbytes != tensor.nbytes:
                 raise LoadError(f"the file holds weight '{tensor.name}' no more")
             if weight.dtype == tensor.dtype:
@@ -89,17 +90,22 @@ def extract(model: ir.Model, name: str) -> ir.Model | None:
         raise PlanError(f"{name}: the model in its metadata '{KEY}' is malformed: {root_cause(error)}.") from error
 
 
-def _digests(model: ir.Model, sizes: Collection[int]) -> Iterator[tuple[str, ir.TensorProtocol]]:
-    """The weights of a model that have one of these sizes in bytes, bodies included, with what tells them apart.
+class _Held:
+    """The weights of a model, bodies included, that have one of some sizes in bytes, by what they hold."""
 
-    Matrices are there as they are and transposed.
-    """
-    for graph in graphs(model):
-        for value in graph.initializers.values():
-            tensor = value.const_value
-            if tensor is not None and tensor.nbytes in sizes:
-                for each in (tensor, transposed(tensor)) if len(tensor.shape) == 2 else (tensor,):
-                    yield _digest(each), each
+    def __init__(self, model: ir.Model, sizes: Collection[int]) -> None:
+        weights = (value.const_value for graph in graphs(model) for value in graph.initializers.values())
+        self._as_they_are = {_digest(one): one for one in weights if one is not None and one.nbytes in sizes}
+
+    @cached_property
+    def _transposed(self) -> dict[str, ir.TensorProtocol]:
+        matrices = (transposed(one) for one in self._as_they_are.values() if len(one.shape) == 2)
+        return {_digest(one): one for one in matrices}
+
+    def find(self, digest: str) -> ir.TensorProtocol | None:
+        """The weight with this digest, a matrix that is the transposed of one if none is so as it is."""
+        found = self._as_they_are.get(digest)
+        return self._transposed.get(digest) if found is None else found
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:

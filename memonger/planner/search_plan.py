@@ -210,11 +210,9 @@ def pareto(
         made = _frontier(job, points, sizes, begin, strategy)
     else:
         job = dataclasses.replace(job, strategy=strategy)
-        from memonger.schedule.recompute import frontier, undominated
+        from memonger.schedule.recompute import frontier
 
         made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
-        usual = decided(dataclasses.replace(job.copy(), strategy=chosen.chosen_strategy))
-        made = undominated([*made, usual], _figures) if usual[0].chunks else made
     report_progress("verify")
     return tuple(finish(*one, begin) for one in made)
 
@@ -570,8 +568,6 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
         )
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
-    if device.facts.is_portable:  # such plans can be undone
-        original_model.embed(candidate.lowered.model, job.source.ir.clone())
     return dataclasses.replace(
         job, lowered=candidate.lowered, request=dataclasses.replace(candidate.request, budget=request.budget),
         options=dataclasses.replace(options, order="file"), notes=(*job.notes, *candidate.notes),
@@ -652,6 +648,8 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         firsts = zip(graph.values, graph.firsts, strict=True)
         host = frozenset(name for name, first in firsts if graph.values[first] in calibration.host)
     schedule.schedule_model(job.lowered.model, solution.schedule, solution.graph)
+    if job.chunks and job.device.facts.is_portable:  # such plans can be undone
+        original_model.embed(job.lowered.model, job.source.ir.clone())
     plan = Plan(
         model=job.lowered.model,
         graph=solution.graph,

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
@@ -145,8 +144,9 @@ def _paths(source: Source, wanted: SessionRequest) -> list[str | Path] | None:
 
 
 def _function(name: str) -> Callable[..., tuple[Any, Iterator[Any]]]:
-    module, _, own = name.partition(":")
-    found: Callable[..., tuple[Any, Iterator[Any]]] = getattr(import_module(module), own)
+    from pkgutil import resolve_name  # here: who loads planned files calls none of these itself
+
+    found: Callable[..., tuple[Any, Iterator[Any]]] = resolve_name(name)
     return found
 
 

@@ -6,7 +6,7 @@ To add a strategy, write a file with its function, and add its `Strategy` record
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -187,8 +187,7 @@ class Strategy:
         Raises:
             BudgetError, PlanError: it finds nothing.
         """
-        module, _, function = self.function.partition(":")
-        outcome: Outcome = getattr(import_module(f"memonger.schedule.{module}"), function)(request)
+        outcome: Outcome = resolve_name(f"memonger.schedule.{self.function}")(request)
         return outcome
 
 

@@ -18,7 +18,7 @@ from memonger.errors import LoadError, PlanError
 from memonger.ir import checks, onnx_process
 from memonger.ir.checks import PLAIN, root_cause
 from memonger.ir.model import Model
-from memonger.ir.operators import facts
+from memonger.ir.operators import facts, operator_name
 from memonger.ir.tensors import in_memory
 from memonger.ir.values import (
     INFERENCE_ERRORS,
@@ -238,9 +238,9 @@ def _is_misjudged(node: ir.Node) -> bool:
     It takes `STFT` without the attribute as two-sided, and counts a window of pooling that begins in the padding, which
     nobody computes.
     """
-    if node.op_type == "STFT":
-        return node.domain == "" and "onesided" not in node.attributes
-    is_pool = node.domain == "" and node.op_type in ("AveragePool", "LpPool", "MaxPool")
+    if operator_name(node) == "STFT":
+        return "onesided" not in node.attributes
+    is_pool = operator_name(node) in ("AveragePool", "LpPool", "MaxPool")
     return is_pool and node.attributes.get_int("ceil_mode", 0) == 1 and "pads" in node.attributes
 
 
@@ -248,7 +248,7 @@ def _correct(skeleton: onnx.GraphProto, model: ir.Model) -> None:
     """Give operators that ONNX's inference misjudges the sizes of our own rules, or none where those can't tell it:
     a `Reshape` stands for each, which has its input's type.
     """
-    wrong = {str(node.outputs[0].name): node for node in model.graph if _is_misjudged(node)}
+    wrong = {str(node.outputs[0].name) for node in model.graph if _is_misjudged(node)}
     if not wrong:
         return
     described = {str(v.name): shape for v in all_values(model.graph) if (shape := static_shape(v)) is not None}

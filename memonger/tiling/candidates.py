@@ -30,7 +30,7 @@ from memonger.shapes.sizes import SizesError
 from memonger.tiling.axes import shapes_at_points
 from memonger.tiling.chunk_times import NodeWork, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.slice_check import EXACT, CheckedCopy, SeenAlone, SliceCheck
+from memonger.tiling.slice_check import EXACT, CheckedCopy, SeenAlone, SliceCheck, copies_by_node
 from memonger.tiling.slices import Band, RowBand
 from memonger.tiling.writer import in_slices
 
@@ -152,9 +152,7 @@ class InSlices:
     def seen(self, check: SliceCheck, lengths: Sequence[int] = ()) -> SeenAlone:
         """What was seen of its nodes whole and on slices; at some lengths of the axis, where it may have several."""
         seen = SeenAlone() if self.outer is None else self.outer.seen(check)
-        copies, model = dict[str, list[CheckedCopy]](), self.before.model
-        for copy in itertools.chain.from_iterable(self.copies):
-            copies.setdefault(copy.original, []).append(copy)
+        copies, model = copies_by_node(self.copies), self.before.model
         for node, how in zip(model.graph, self.how, strict=True):
             own = copies.get(str(node.name), ())
             if not own or not isinstance(how, Slicing) or operator_name(node) in EXACT:

@@ -231,7 +231,7 @@ class ChunkSearch:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
             batch = [a for a in self._of_inputs() if a.number == 0 and a.ranges] if not self.job.ranges else []
-            elements = filter(None, (self._elements(axis, in_slices(axis, axis.axes.size)) for axis in batch))
+            elements = filter(None, (self._elements(axis, all_in_slices(axis, axis.axes.size)) for axis in batch))
             jobs = [*(self.job.again(one.written) for one in elements), self.job]
             return [asked_for(jobs, asked[1], self._refused_rows, self._uncut)]
         if asked is not None:
@@ -240,7 +240,7 @@ class ChunkSearch:
                 has = f"no input has an axis {asked[0]} of more than one element"
                 raise PlanError(f"{has}, along which it could run in chunks.")
             axis = _along(self.job, asked[0], self._cut_along(seeds))
-            return [[self._candidate(self.job, axis, in_slices(axis, asked[1]))]]
+            return [[self._candidate(self.job, axis, all_in_slices(axis, asked[1]))]]
         key = frozenset(self._refused)
         if key not in self._axes:
             trains = self.job.training is not None
@@ -339,7 +339,7 @@ class ChunkSearch:
 
     def _rows_of_elements(self, batch: "AxisGraph", rows: "AxisGraph") -> list[Candidates]:
         """Each element of the batch by itself, and of that the rows in chunks."""
-        bands = in_slices(batch, batch.axes.size)
+        bands = all_in_slices(batch, batch.axes.size)
         candidate = self._candidate(self.job, batch, bands)
         if _nodes(bands) > self.most_copies or candidate.seconds > self._most:
             return []
@@ -623,7 +623,7 @@ def _nodes(bands: Sequence[Band]) -> int:
     return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
 
 
-def in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
+def all_in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
     """All that can be in so many slices.
 
     Raises:

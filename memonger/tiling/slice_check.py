@@ -4,9 +4,10 @@ A kernel may take another path for another shape.
 """
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -125,6 +126,14 @@ class CheckedCopy:
                 row = math.prod(shape[part.axis + 1 :]) * part.block * dtype.bitwidth // 8
                 places.append(part.begin * row % ALIGNMENT)
         return tuple(places)
+
+
+def copies_by_node(bands: Iterable[Sequence[CheckedCopy]]) -> dict[str, list[CheckedCopy]]:
+    """The copies of each node by its name, those of all bands."""
+    found = dict[str, list[CheckedCopy]]()
+    for copy in itertools.chain.from_iterable(bands):
+        found.setdefault(copy.original, []).append(copy)
+    return found
 
 
 class SliceCheck:

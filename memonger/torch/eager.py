@@ -415,11 +415,8 @@ class Checkpointed:
             return whole(*args, **kwargs)
         if checkpoints[0].region.children is None:
             return self._run(checkpoints[0], whole, *args, **kwargs)
-        (value,), parts, place = (
-            (*args, *kwargs.values()),
-            list(self._part._modules.values()),
-            0,
-        )  # children() leaves repetitions out
+        parts = list(self._part._modules.values())  # children() leaves repetitions out
+        (value,), place = (*args, *kwargs.values()), 0
         for one in checkpoints:
             start, stop = one.region.children or (0, 0)
             value = _in_turn(parts[place:start], value)
