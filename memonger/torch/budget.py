@@ -7,7 +7,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
+from memonger import __version__
 from memonger.errors import BudgetError, PlanError
 from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
@@ -109,7 +109,7 @@ class Partitioner(CustomPartitionerFn):
 
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
-        settings = repr((version("memonger"), self.budget, self.state_bytes)).encode()
+        settings = repr((__version__, self.budget, self.state_bytes)).encode()
         files = ("budget.py", "operators.py", "partition.py")
         sources = [Path(__file__).with_name(name).read_bytes() for name in files]
         return hashlib.sha256(b"".join([settings, *sources])).hexdigest()
