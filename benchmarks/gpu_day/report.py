@@ -132,12 +132,21 @@ def _say_nccl(rows: Sequence[Row]) -> str:
 def _say_facts(rows: Sequence[Row]) -> str:
     verdicts = [fact["verdict"] for row in rows for fact in row["facts"]]
     holds, fails, lost = (verdicts.count(verdict) for verdict in (HOLDS, FAILS, LOST))
-    return f"Of what docs/CUDA.md says of onnxruntime {holds} claims hold, {fails} don't, {lost} checks broke off."
+    asked = f"{holds + fails} statements on onnxruntime were tried: {holds} hold, {fails} don't"
+    return f"{asked}{f', {lost} checks broke off' if lost else ''} (docs/CUDA.md says what follows)."
+
+
+def _say_steps(rows: Sequence[Row]) -> str:
+    planned = [one for row in rows for one in row["steps"] if one.get("planned") and one.get("measured")]
+    if not planned:
+        return "PyTorch's own steps within budgets failed."
+    over = max(one["measured"] / one["planned"] - 1 for one in planned)
+    return f"{len(planned)} steps of PyTorch within budgets took what was planned, or up to {over:.1%} more."
 
 
 _SAY: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "sessions": _say_sessions, "facts": _say_facts, "inference": _say_inference, "training": _say_training,
-    "slices": _say_slices, "nccl": _say_nccl, "largest": _say_largest,
+    "steps": _say_steps, "slices": _say_slices, "nccl": _say_nccl, "largest": _say_largest,
 }  # fmt: skip
 
 
@@ -245,6 +254,35 @@ def _contest_table(rows: Sequence[Row], about: Row) -> list[str]:
     return lines
 
 
+def _steps_table(rows: Sequence[Row], about: Row) -> list[str]:
+    columns = Table(
+        "network<14",
+        "step<12",
+        "budget>9.1f",
+        "planned>9.1f",
+        "measured>9.1f",
+        "ms>8.2f",
+        "apart>8.1e",
+        "own>8.1e",
+        missing="-",
+    )
+    lines = [
+        "MiB; gradients apart from the eager step's, and from those of its kind without a budget, over the largest",
+        columns.heading,
+    ]
+    for row in rows:
+        for number, one in enumerate(row["steps"]):
+            name = row["item"] if not number else ""
+            if one.get("failed"):
+                lines.append(f"{columns.row(name, one['step'])}  failed: {one['failed']}")
+                continue
+            sizes = (one[key] / MIB if one.get(key) else None for key in ("budget", "planned", "measured"))
+            lines.append(
+                columns.row(name, one["step"], *sizes, one["milliseconds"], one["apart"], one.get("apart_from_own"))
+            )
+    return lines
+
+
 def _record(rows: Sequence[Row], memory: int) -> results.Record:
     """Rows of `benchmarks.training.side_by_side` as it keeps them."""
     found = []
@@ -261,7 +299,7 @@ def _side_by_side(rows: Sequence[Row], about: Row) -> list[str]:
 
 _TABLES: Mapping[str, Callable[[Sequence[Row], Row], list[str]]] = {
     "sessions": _sessions_table, "facts": _facts_rows, "inference": _inference_table, "training": _side_by_side,
-    "slices": _contest_table, "nccl": _contest_table, "largest": _side_by_side,
+    "steps": _steps_table, "slices": _contest_table, "nccl": _contest_table, "largest": _side_by_side,
 }  # fmt: skip
 
 

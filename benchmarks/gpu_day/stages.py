@@ -90,6 +90,10 @@ STAGES = (
         ("resnet50", "gpt", "densenet121", "bert", "convnext_tiny", "unet"), ("densenet_bc100",),
         150, 120, 240, 24 << 30, torch=True,
     ),
+    Stage(
+        "steps", "PyTorch's own steps within budgets", ("resnet50", "bert", "densenet121"), ("mobilenet_v3",),
+        60, 40, 100, 12 << 30, torch=True,
+    ),
     Stage("slices", "A batch in slices", ("mobilenet_v2:16:4", "densenet121:16:4"), ("mobilenet_v2:4:2",), 30, 12, 60),
     Stage("nccl", "One rank over NCCL", ("resnet18",), ("resnet18",), 25, 20, 60, torch=True),
     Stage("largest", "The largest batch", ("resnet50", "gpt"), ("densenet_bc100",), 70, 110, 240, 12 << 30, True),

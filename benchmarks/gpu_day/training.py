@@ -17,7 +17,7 @@ TINY: Mapping[str, networks.Size] = {"densenet_bc100": networks.Size(4, (3, 8, 8
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
     """The row of a network, as `benchmarks.training.side_by_side` has it."""
     without = (*WITHOUT, "compile", "none", "share30") if settings.rehearse else WITHOUT
-    return kept(rows.measure("training", item, size(item, settings), how(settings, seconds, without)))
+    return kept(rows.measure("training", item, size(item, settings), how(settings, seconds, without), partly=True))
 
 
 def kept(row: results.Row) -> dict[str, Any]:

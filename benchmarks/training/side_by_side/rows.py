@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from benchmarks.training.side_by_side.contestants import KINDS, Contestant
 from benchmarks.training.side_by_side.job import Job
 from benchmarks.training.side_by_side.planning import Figures, Wish
 from benchmarks.training.side_by_side.results import Result, Row
-from benchmarks.training.side_by_side.turns import Entry, Settings, compete
+from benchmarks.training.side_by_side.turns import LATE, Entry, OutOfTime, Settings, compete
 from memonger.runtime.worker import Worker, WorkerError
+
+PLANNED, READY = 0.6, 0.6  # of the time that is left, where a row may be measured in part
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,16 @@ class Course:
         return Figures(**self.planner.ask(asdict(wish), 2 * self.settings.patience))
 
 
-def measure(kind: str, name: str, size: networks.Size, settings: Settings) -> Row:
+def measure(kind: str, name: str, size: networks.Size, settings: Settings, partly: bool = False) -> Row:
     """A row of ``training``.
+
+    Args:
+        kind: Which contestants.
+        name: The network.
+        size: Of its inputs.
+        settings: How.
+        partly: Whether contestants that aren't ready in time are left out, rather than the row given up: exporting and
+            planning end when 60 % of the time are over, and what has started 60 % of the rest later takes its turns.
 
     Raises:
         OutOfTime: the clock ran out.
@@ -48,13 +58,20 @@ def measure(kind: str, name: str, size: networks.Size, settings: Settings) -> Ro
     chosen = KINDS[kind](settings.device.name)
     with ExitStack() as stack:
         try:
-            course = prepared(name, size, settings, stack)
+            course = prepared(name, size, replace(settings, clock=settings.clock.part(PLANNED if partly else 1)), stack)
         except WorkerError as error:
             failed = [Result(one.key, one.title, failed=f"no export: {error}", batch=size.batch) for one in chosen]
             return Row(kind, name, size.batch, size.shape, tuple(failed))
-        entries = [entry(course, one, kind, size.batch) for one in chosen]
+        entries = []
+        for one in chosen:
+            try:
+                entries.append(entry(course, one, kind, size.batch))
+            except OutOfTime:
+                if not partly:
+                    raise
+                entries.append(Entry(Result(one.key, one.title, failed=LATE, batch=size.batch), None))
         course.planner.end()
-        results = compete(entries, settings, course.folder)
+        results = compete(entries, settings, course.folder, settings.clock.part(READY) if partly else None)
     return Row(kind, name, size.batch, size.shape, tuple(results))
 
 

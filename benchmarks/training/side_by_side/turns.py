@@ -21,6 +21,7 @@ WORKER = "benchmarks.training.side_by_side.worker"
 
 
 PATIENT = 4  # times as many rounds as asked for, at most, for turns in which the cores shared a cache
+LATE = "not ready in time"
 
 
 class OutOfTime(Exception):  # noqa: N818  (not an error of the program)
@@ -43,6 +44,10 @@ class Clock:
         if left <= 0:
             raise OutOfTime
         return left
+
+    def part(self, share: float) -> "Clock":
+        """One that ends when this share of what is left of it is over."""
+        return self if self.end is None else Clock(self.end - (1 - share) * max(0.0, self.end - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,14 @@ class Entry:
     keeps: bool = False
 
 
-def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[Result]:
+def compete(entries: Sequence[Entry], settings: Settings, folder: Path, ready: Clock | None = None) -> list[Result]:
     """Start all, one after another, and let them take turns. One that fails has the reason in its result.
+
+    Args:
+        entries: The contestants.
+        settings: How.
+        folder: Where their jobs go.
+        ready: When those that are ready are measured without the others; None: never.
 
     Raises:
         OutOfTime: the clock ran out.
@@ -100,7 +111,12 @@ def compete(entries: Sequence[Entry], settings: Settings, folder: Path) -> list[
             if entry.job is None:
                 continue
             try:
-                workers[index], said = started(entry, settings, folder, stack)
+                patience = min(settings.patience, (ready or Clock()).left())
+            except OutOfTime:
+                results[index] = replace(entry.result, failed=LATE)
+                continue
+            try:
+                workers[index], said = started(entry, replace(settings, patience=patience), folder, stack)
             except WorkerError as error:
                 results[index] = replace(entry.result, failed=str(error))
                 continue
