@@ -134,7 +134,9 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90, help="compute capability without its dot: 90 is an H100's")
     parser.add_argument("--python", default="3.12", help="of the other machine")
     parser.add_argument("--part", type=int, default=40 << 20, help="bytes of a piece")
-    parser.add_argument("--packages", default=",".join(PACKAGES), help="what to pack: onnxruntime-gpu and what is missing")
+    parser.add_argument(
+        "--packages", default=",".join(PACKAGES), help="what to pack: onnxruntime-gpu and what is missing"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         site = Path(scratch) / "site"

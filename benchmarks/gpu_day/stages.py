@@ -83,7 +83,7 @@ STAGES = (
     Stage(
         "inference", "Inference beside stock onnxruntime",
         tuple(f"{name}:{batch}" for name in INFERENCE for batch in reversed(BATCHES)), ("gpt:2",),
-        150, 7, 60, 16 << 30,
+        115, 7, 60, 16 << 30,
     ),
     Stage(
         "training", "Training steps beside PyTorch",
@@ -92,7 +92,7 @@ STAGES = (
     ),
     Stage(
         "steps", "PyTorch's own steps within budgets", ("resnet50", "bert", "densenet121"), ("mobilenet_v3",),
-        60, 40, 100, 12 << 30, torch=True,
+        40, 40, 100, 12 << 30, torch=True,
     ),
     Stage("slices", "A batch in slices", ("mobilenet_v2:16:4", "densenet121:16:4"), ("mobilenet_v2:4:2",), 30, 12, 60),
     Stage("nccl", "One rank over NCCL", ("resnet18",), ("resnet18",), 25, 20, 60, torch=True),

@@ -45,7 +45,8 @@ def check_in_place(device: Device) -> Iterator[Fact]:
     yield from _in_place_facts(results, failed, driver(device).is_real)
     wrong = [f"{key} ({counts['differ']} runs)" for key, counts in results.items() if counts["differ"] and key in used]
     seen = f"{len(used)} entries; other bits: {', '.join(wrong) or 'none'}"
-    yield judged("of these, the entries that plans for CUDA use have the bits of separate memory", seen, not wrong, driver(device).is_real)
+    claim = "of these, the entries that plans for CUDA use have the bits of separate memory"
+    yield judged(claim, seen, not wrong, driver(device).is_real)
 
 
 def _in_place_facts(results: dict[str, dict[str, int]], failed: dict[str, list[str]], real: bool) -> Iterator[Fact]:
