@@ -4,6 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,17 @@ class Planned:
 def contest(makers: Mapping[str, Callable[[], Any]], device: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Make one after the other, then let them take turns.
 
+    The first session of a process takes the code of cuDNN and cuBLAS, too: so one is made before all others, and ended.
+
     Returns: the sessions that could be made; and of each ``taken`` (bytes of the device that stay in use), ``peak``
-    (bytes, the most seen every 5 ms), ``milliseconds`` of a run (median of the turns), or ``failed``.
+    (bytes, the most seen every 5 ms), ``milliseconds`` of a run (median of the turns), or ``failed``. Of the first one
+    also ``taken_first``: what the one before all others had taken.
     """
     index = parse_device(device).index
     made, rows = dict[str, Any](), dict[str, dict[str, Any]]()
+    first, taken_first = next(iter(makers)), None
+    with suppress(Exception):  # what can't be made says so below
+        taken_first = _warm(makers[first], index)[1]["taken"]
     for name, make in makers.items():
         gc.collect()
         try:
@@ -101,6 +108,7 @@ def contest(makers: Mapping[str, Callable[[], Any]], device: str) -> tuple[dict[
     for _ in range(ROUNDS):
         for name, session in made.items():
             times[name].append(_turn(session))
+    rows[first]["taken_first"] = taken_first
     for name, found in times.items():
         rows[name]["milliseconds"] = round(statistics.median(found) * 1e3, 4)
     return made, rows
