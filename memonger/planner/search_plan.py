@@ -595,9 +595,12 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
     dims = list(job.options.dims or ())
     if job.source.batch is not None or dims:
-        vary = {} if job.source.batch is not None else {"vary": dims[0]}
-        example = call("fit", job.source.name, memory=exactly(error.budget), **vary)
-        hint += f" The largest {vary.get('vary', 'batch')} that fits: {example}"
+        besides = {} if job.source.batch is not None else {"vary": dims[0]}
+        size = besides.get("vary", "batch")
+        if job.device != device_of(None):
+            besides["device"] = str(job.device)
+        example = call("fit", job.source.name, memory=exactly(error.budget), **besides)
+        hint += f" The largest {size} that fits: {example}"
     bound = error.lower_bound
     if may_run_in_chunks(job):
         bound = min(bound, total_lower_bound(job.request, whole=False))

@@ -184,10 +184,11 @@ def test_a_size_that_the_model_itself_cannot_have_ends_the_search() -> None:
 
 def test_the_error_of_a_budget_offers_it(model: Path) -> None:
     with pytest.raises(
-        BudgetError, match=r"The largest batch that fits: memonger\.fit\('.*block\.onnx', memory='5KiB'\)"
+        BudgetError,
+        match=r"The largest batch that fits: memonger\.fit\('.*block\.onnx', memory='5KiB', device='none'\)",
     ):
         memonger.search_plan(model, batch=9, mode="inference", device="none", budget="5KiB", effort=EFFORT)
-    with pytest.raises(BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height'\)"):
+    with pytest.raises(BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height', device='none'\)"):
         memonger.search_plan(
             _named("height"), dims={"height": 3000}, mode="inference", device="none", budget=5001, effort=EFFORT
         )
