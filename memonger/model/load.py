@@ -30,6 +30,7 @@ from memonger.ir.maps import without_maps
 from memonger.ir.marks import inline, nodes_when_inlined
 from memonger.ir.model import Model
 from memonger.ir.passes import run_passes
+from memonger.ir.sparse import without_sparse
 from memonger.ir.tensors import FILES, UNSIZED, DataFile, external_tensors, replace_external
 from memonger.ir.values import dense, graphs, static_shape, tensor_shape
 from memonger.model import bind_dims
@@ -355,7 +356,7 @@ def _from_proto(
         raise LoadError(f"{name} has an empty graph: no nodes and no outputs, so there is nothing to plan.")
     if not proto.opset_import:
         raise LoadError(f"{name} is not a valid ONNX model: it imports no operator set (opset_import is empty).")
-    proto = without_maps(proto, name)
+    proto = without_sparse(without_maps(proto, name), name)
     try:
         model = ir.serde.deserialize_model(proto)
         external = list(external_tensors(model))
@@ -484,7 +485,7 @@ def lift_constants(model: Model) -> bool:
     """A pass: Constant nodes are initializers, as which a runtime has them. They are marked in ``meta``.
 
     Raises:
-        LoadError: one is sparse.
+        LoadError: one is sparse, of a model that was given as onnx-ir's.
     """
     before = set(model.graph.initializers)
     for node in [n for n in model.graph if n.op_type == "Constant" and n.outputs[0].is_graph_output()]:
