@@ -161,7 +161,7 @@ def entry(source: Source | Model, options: Options, device: Device) -> Entry | N
     if not folder or said is None:
         return None
     digest = hashlib.sha256()
-    for part in (_versions(), _machine(device), str(device), said):
+    for part in (versions(), _machine(device), str(device), said):
         digest.update(f"{part}\n".encode())
     model = source if isinstance(source, Model) else load_as_is(source)
     for content in _model(model.ir):
@@ -204,7 +204,7 @@ def _described(given: Any) -> Any:
 
 
 @cache
-def _versions() -> str:
+def versions() -> str:
     """Of all that plans: this package's own source, Python and the libraries."""
     digest, folder = hashlib.sha256(), Path(__file__).parent.parent
     for file in sorted(folder.rglob("*.py")):

@@ -7,7 +7,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
-from memonger import __version__
 from memonger.errors import BudgetError, PlanError
+from memonger.planner.cache import versions
 from memonger.schedule.budget import within_budget
 from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
@@ -108,11 +107,8 @@ class Partitioner(CustomPartitionerFn):
         return {"custom_partitioner_fn": self, "layout_optimization": False}
 
     def uuid(self) -> str:
-        """What inductor's cache of compiled graphs tells it by: the budget, and this version of memonger."""
-        settings = repr((__version__, self.budget, self.state_bytes)).encode()
-        files = ("budget.py", "operators.py", "partition.py")
-        sources = [Path(__file__).with_name(name).read_bytes() for name in files]
-        return hashlib.sha256(b"".join([settings, *sources])).hexdigest()
+        """What inductor's cache of compiled graphs tells it by: the budget, and memonger's own source and libraries."""
+        return hashlib.sha256(repr((versions(), self.budget, self.state_bytes)).encode()).hexdigest()
 
 
 def partitioner(budget: str | int | None, optimizer: torch.optim.Optimizer | int | None = None) -> Partitioner:

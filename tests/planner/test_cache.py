@@ -137,10 +137,10 @@ def test_a_library_that_is_not_installed_is_no_reason_to_fail(
     folder: Path, made: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "LIBRARIES", (*cache.LIBRARIES, "a-library-that-nobody-has"))
-    cache._versions.cache_clear()
+    cache.versions.cache_clear()
     for _ in range(2):
         memonger.search_plan(block(), batch=2, device="none")
-    cache._versions.cache_clear()
+    cache.versions.cache_clear()
     assert len(made) == len(_entries(folder)) == 1
 
 
