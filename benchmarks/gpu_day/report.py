@@ -256,16 +256,9 @@ def _contest_table(rows: Sequence[Row], about: Row) -> list[str]:
 
 def _steps_table(rows: Sequence[Row], about: Row) -> list[str]:
     columns = Table(
-        "network<14",
-        "step<12",
-        "budget>9.1f",
-        "planned>9.1f",
-        "measured>9.1f",
-        "ms>8.2f",
-        "apart>8.1e",
-        "own>8.1e",
+        "network<14", "step<12", "budget>9.1f", "planned>9.1f", "measured>9.1f", "ms>8.2f", "apart>8.1e", "own>8.1e",
         missing="-",
-    )
+    )  # fmt: skip
     lines = [
         "MiB; gradients apart from the eager step's, and from those of its kind without a budget, over the largest",
         columns.heading,

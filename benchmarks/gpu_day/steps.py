@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 import memonger.torch
 from benchmarks.gpu_day.stages import Settings
-from benchmarks.training.step_networks import NETWORKS, Row, inputs_of
+from benchmarks.training.step_networks import NETWORKS, Row, WithLoss, apart, inputs_of
 from memonger.runtime.worker import reason
 
 SEED, TURNS = 3, 7
@@ -29,17 +28,6 @@ KINDS: tuple[tuple[str, float], ...] = (
 """What runs the step, and its budget as a part of the eager step's peak; 1: none."""
 OF = {"checkpoint": "eager"}
 """Whose gradients a kind has to have, where they aren't its own without a budget."""
-
-
-class Loss(nn.Module):
-    """A network and its loss."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.network(x), labels)
 
 
 class Steps:
@@ -69,20 +57,20 @@ class Steps:
         row["measured"] = self._peak(run, module)
         gradients = [one.grad.clone() for one in module.parameters() if one.grad is not None]
         self.whole = self.whole or row["measured"]
-        row["apart"] = _apart(gradients, self.gradients.setdefault("eager", gradients))
-        row["apart_from_own"] = _apart(gradients, self.gradients.setdefault(OF.get(kind, kind), gradients))
+        row["apart"] = apart(gradients, self.gradients.setdefault("eager", gradients))
+        row["apart_from_own"] = apart(gradients, self.gradients.setdefault(OF.get(kind, kind), gradients))
         del gradients
         row["milliseconds"] = statistics.median(self._step(run, module) for _ in range(TURNS)) * 1e3
         return row | ({"planned": plan().peak_bytes} if plan else {})
 
-    def _module(self) -> Loss:
+    def _module(self) -> WithLoss:
         torch.manual_seed(SEED)
         network = self.network.build().train()
         network.load_state_dict(self.weights)
-        return Loss(network.to(self.device))
+        return WithLoss(network.to(self.device))
 
     def _runner(
-        self, kind: str, module: Loss, budget: int | None, optimizer: Any
+        self, kind: str, module: WithLoss, budget: int | None, optimizer: Any
     ) -> tuple[Any, Callable[[], Any] | None]:
         if kind == "backend":
             backend = memonger.torch.backend(budget, optimizer)
@@ -96,7 +84,7 @@ class Steps:
             return torch.compile(module, options=partitioner.options), lambda: partitioner.plans[-1]
         return torch.compile(module) if kind == "inductor" else module, None
 
-    def _step(self, run: Any, module: Loss) -> float:
+    def _step(self, run: Any, module: WithLoss) -> float:
         module.zero_grad()
         torch.manual_seed(SEED)
         self._wait()
@@ -105,7 +93,7 @@ class Steps:
         self._wait()
         return time.perf_counter() - begin
 
-    def _peak(self, run: Any, module: Loss) -> int:
+    def _peak(self, run: Any, module: WithLoss) -> int:
         """Of parameters, buffers, inputs, and what the step allocates on top; 0 where nobody counts (a CPU)."""
         if self.device == "cpu":
             self._step(run, module)
@@ -121,11 +109,6 @@ class Steps:
     def _wait(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
-
-
-def _apart(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    largest = max(float(one.abs().max()) for one in theirs)
-    return max(float((one - other).abs().max()) for one, other in zip(mine, theirs, strict=True)) / largest
 
 
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:

@@ -271,3 +271,20 @@ def inputs_of(row: Row) -> tuple[Tensor, Tensor]:
         return torch.randint(0, row.classes, row.shape), torch.randint(0, row.classes, (row.shape[0] * row.shape[1],))
     labelled = (row.shape[0], *row.shape[2:]) if row.by_pixel else row.shape[:1]
     return torch.randn(row.shape), torch.randint(0, row.classes, labelled)
+
+
+class WithLoss(nn.Module):
+    """A network and its loss, as one module."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.network(x), labels)
+
+
+def apart(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """The largest difference of gradients, over the largest of ``theirs``."""
+    largest = max(float(one.abs().max()) for one in theirs)
+    return max(float((one - other).abs().max()) for one, other in zip(mine, theirs, strict=True)) / largest

@@ -35,7 +35,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import memonger.torch
 from benchmarks.machine import Record, Table, geometric_mean, keep, progress, stamp
-from benchmarks.training.step_networks import NETWORKS, inputs_of
+from benchmarks.training.step_networks import NETWORKS, WithLoss, apart, inputs_of
 from memonger.errors import BudgetError, PlanError
 from memonger.torch import budget
 from memonger.units import MiB
@@ -115,9 +115,7 @@ class Contest:
 
     def error(self, run: Callable[..., torch.Tensor]) -> float:
         """The largest difference of gradients from those of the step as it is, over the largest of these."""
-        pairs = list(zip(self.gradients(run), self.expected, strict=True))
-        largest = max(float(one.abs().max()) for one in self.expected)
-        return max(float((one - other).abs().max()) for one, other in pairs) / largest
+        return apart(self.gradients(run), self.expected)
 
     def there(self) -> list[torch.Tensor]:
         self.network.zero_grad()
@@ -135,17 +133,6 @@ class Contest:
             self.once(run)
             modes.clear()
         return mode.peak
-
-
-class Eager(nn.Module):
-    """A network and its loss, as a module that `memonger.torch.checkpoint` takes."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.network(x), labels)
 
 
 class Rows:
@@ -181,7 +168,7 @@ class Rows:
     def add_eager(self, label: str, asked: int) -> None:
         """`memonger.torch.checkpoint`."""
         contest = Contest(self.name)
-        module = Eager(contest.network)
+        module = WithLoss(contest.network)
         try:
             memonger.torch.checkpoint(module, contest.inputs, asked)
         except BudgetError as error:

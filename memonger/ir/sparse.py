@@ -67,21 +67,18 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
         raise LoadError(f"{where} can't be read: {error}.") from error
     if min(dims, default=0) < 0 or values.dtype.kind in "OSU" or indices.dtype != np.int64:
         raise LoadError(f"{where} is no valid one: it needs sizes, numbers, and indices of int64.")
-    if (size := math.prod(dims) * values.itemsize) > MOST_BYTES:
+    count = math.prod(dims)
+    if (size := count * values.itemsize) > MOST_BYTES:
         raise LoadError(f"{where} takes {in_full(size)} when it is dense: the most is {in_full(MOST_BYTES)}.")
-    places = np.zeros(0, np.int64)
-    if indices.ndim == 1 and len(indices) == len(values):
-        places = indices
-    elif indices.shape == (len(values), len(dims)):
-        strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
-        outside = (indices < 0) | (indices >= np.array(dims, np.int64))
-        places = np.where(outside.any(axis=1), -1, indices @ np.array(strides, np.int64))
-    elif len(values):
+    if len(values) and indices.shape not in ((len(values),), (len(values), len(dims))):
         raise LoadError(f"{where} has {len(values)} values, and indices of shape {list(indices.shape)}.")
-    if len(places) and (places.min() < 0 or places.max() >= math.prod(dims)):
-        raise LoadError(f"{where} has an index outside of it.")
-    array = np.zeros(math.prod(dims), values.dtype)
-    array[places] = values
+    array = np.zeros(count, values.dtype)
+    if len(values):
+        by_axis = tuple(indices.reshape(len(values), -1).T)
+        try:
+            array[np.ravel_multi_index(by_axis, dims if indices.ndim == 2 else (count,))] = values
+        except ValueError as error:
+            raise LoadError(f"{where} has an index outside of it.") from error
     dense = numpy_helper.from_array(array.reshape(dims), tensor.name)
     dense.data_type = tensor.data_type
     return dense

@@ -18,8 +18,6 @@ from benchmarks.training.side_by_side.results import Result
 from memonger.runtime.worker import Worker, WorkerError
 
 WORKER = "benchmarks.training.side_by_side.worker"
-
-
 PATIENT = 4  # times as many rounds as asked for, at most, for turns in which the cores shared a cache
 LATE = "not ready in time"
 
