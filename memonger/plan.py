@@ -20,6 +20,7 @@ from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
+from memonger.graph.weight_window import resident_bytes, weight_reads, what_is_wrong
 from memonger.ir import training_roles
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.save import as_proto, check_not_its_weights
@@ -221,6 +222,13 @@ class Plan(BasePlan, Header):
         optimizer's state."""
         return parameter_bytes(self.model, self.training)
 
+    @cached_property
+    def resident_parameter_bytes(self) -> int:
+        """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file."""
+        if self.window is None:
+            return self.parameter_bytes
+        return resident_bytes(weight_reads(self.model), self.window, self.parameter_bytes)
+
     @property
     def input_bytes(self) -> int:
         """Inputs that a caller gives for each run."""
@@ -292,9 +300,10 @@ class Plan(BasePlan, Header):
         """All that the plan's memory comes to, and what a budget holds: arena, workspace, parameters, inputs and state.
 
         Values that only a run can size count as the calibrating run showed them (`run_time_bytes`). A workspace that
-        was never measured counts as none.
+        was never measured counts as none. Of weights that stay in the plan's file those count that are in memory at
+        once (`resident_parameter_bytes`).
         """
-        fixed = self.parameter_bytes + self.input_bytes + self.state_bytes
+        fixed = self.resident_parameter_bytes + self.input_bytes + self.state_bytes
         return self.arena_bytes + (self.workspace_bytes or 0) + self.run_time_bytes + fixed
 
     @property
@@ -319,7 +328,7 @@ class Plan(BasePlan, Header):
         """
         if self.session_bytes is None:
             return None
-        tensors = self.total_bytes - self.parameter_bytes + self._weights_in_process.own
+        tensors = self.total_bytes - self.resident_parameter_bytes + self._weights_in_process.own
         if self.training is not None:
             tensors += sum(self._persistent_sizes.values())
         return tensors + session_memory.beside_tensors(self.model, self.mode == "training", self.ranges)
@@ -344,7 +353,8 @@ class Plan(BasePlan, Header):
     @property
     def unplanned_bytes(self) -> int:
         """The total with memory of its own for every value: `total_bytes` with all values in place of the arena."""
-        return self.total_bytes - self.arena_bytes + self.activation_bytes
+        left_out = self.parameter_bytes - self.resident_parameter_bytes
+        return self.total_bytes + left_out - self.arena_bytes + self.activation_bytes
 
     @property
     def name(self) -> str:
@@ -453,6 +463,11 @@ class Plan(BasePlan, Header):
 
         if weights not in ("own", "source"):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
+        if weights == "source" and self.window is not None:
+            raise PlanFileError(
+                "weights of this plan stay in its file, within its budget, in the order in which steps read them and as "
+                f"kernels read them, which the source's aren't: give it a file of its own ({option('weights', 'own')})."
+            )
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")
         with collecting_later():
@@ -558,6 +573,9 @@ class Plan(BasePlan, Header):
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # No inference has seen this model: its attributes can be of any type and out of range.
             raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
+        wrong = "" if record.window is None else what_is_wrong(weight_reads(model), record.window)
+        if wrong:
+            raise PlanFileError(f"{path}: its plan is malformed: {wrong}.")
         number = {name: value for value, name in enumerate(graph.values)}
         unknown = [name for name in record.offsets if name not in number]
         if unknown:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
+from memonger.graph.weight_window import WeightWindow
 from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.ir.fields import PLAN, plan_in
@@ -137,6 +138,7 @@ class Header:
         ranges: Dimensions of the inputs with a range of sizes, all of which the layout holds for, by name. The model
             then has the shapes of the largest sizes, in its file symbolic ones.
         source_file: What was planned, where that was a file; None where it wasn't, and in files of earlier versions.
+        window: Weights that stay in the file, as the budget is smaller than all of them; None where none has to.
     """
 
     mode: Annotated[str, OneOf(("training", "inference"))]
@@ -152,6 +154,7 @@ class Header:
     run_time: Mapping[str, Size] = field(default_factory=dict)
     limit: Size | None = None
     source_file: SourceFile | None = None
+    window: WeightWindow | None = None
 
     def header(self) -> dict[str, Any]:
         """These fields by name, to make another record that has them, too."""
@@ -177,7 +180,8 @@ class Record(Header):
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
-    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests", "packed",
+    "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window",
+    "weight_digests", "packed",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -254,8 +258,11 @@ def _to_json(record: Record) -> str:
     content["chunks"] = [dataclasses.asdict(band) for band in record.chunks]
     content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
     content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
+    content["window"] = None if record.window is None else dataclasses.asdict(record.window)
     content["packed"] = {name: dataclasses.asdict(one) for name, one in record.packed.items()}
-    optionals = ("stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "weight_digests", "packed")
+    optionals = (
+        "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window", "weight_digests", "packed",
+    )  # fmt: skip
     for optional in optionals:
         if content[optional] in (None, {}, []):
             del content[optional]

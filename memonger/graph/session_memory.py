@@ -181,7 +181,7 @@ def weights_in_process(
         size = in_file.length if in_file is not None else packed_size(value)
         if in_file is None and digests.get(str(value.name)) in found:
             continue
-        if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and _is_packed_at_load(value):
+        if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
             own += tensor.nbytes
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())
@@ -189,7 +189,7 @@ def weights_in_process(
     return Weights(own, mapped)
 
 
-def _is_packed_at_load(value: ir.Value) -> bool:
+def is_packed_at_load(value: ir.Value) -> bool:
     """Whether some kernel packs a weight for itself."""
     if value.const_value is None or len(value.const_value.shape) < 2:
         return False

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
+from memonger.graph.weight_window import choose_window, least_resident, weight_reads
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -25,6 +26,7 @@ from memonger.ir.marks import CHUNK, STRIP, count_marked, lost
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
+from memonger.ir.save import MAPPED_LIMIT
 from memonger.ir.training_roles import Training
 from memonger.lowering.lowered import Lowered, portable
 from memonger.model import original_model
@@ -54,6 +56,7 @@ from memonger.plan import (
 )
 from memonger.plan_file import ChunkedBand
 from memonger.planner import cache, networkx_graph
+from memonger.runtime.packing import packs_here
 from memonger.schedule import Request
 from memonger.schedule.decide import decide
 from memonger.schedule.marks import Marks, annotate, place
@@ -136,11 +139,18 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
     job, report_progress = prepare(source, chosen), chosen.progress or _silent
-    report_progress("search")
-    made, solution = decided(job)
-    report_progress("verify")
-    plan = finish(made, solution, begin)
-    return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
+    refusals = list[BudgetError]()
+    for attempt in attempts(job):
+        report_progress("search")
+        try:
+            made, solution = decided(attempt)
+            report_progress("verify")
+            plan = finish(made, solution, begin)
+        except BudgetError as error:
+            refusals.append(error)
+            continue
+        return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
+    raise min(refusals, key=lambda error: error.smallest)
 
 
 @overload
@@ -288,6 +298,8 @@ class Job:
         solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
             a training step what is left to do.
         most_copies: How many copies of nodes chunks may make.
+        has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs. The base of
+            the request has as few of them as there can be in memory.
     """
 
     source: Model
@@ -304,6 +316,7 @@ class Job:
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     solution: Solution | None = None
     most_copies: int = MOST_NODES
+    has_window: bool = False
 
     def copy(self) -> "Job":
         """The same job with a lowered model of its own, as finishing a plan changes that."""
@@ -361,6 +374,31 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
         stock_bytes, ranges=ranges,
     )  # fmt: skip
+
+
+def attempts(job: Job) -> Iterator[Job]:
+    """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
+
+    With all else as large as it is without a budget more of the weights are left there, and with all else as small as
+    the budget makes it fewer: the first computes nothing again.
+    """
+    request, model, budget = job.request, job.lowered.model, job.request.budget
+    parameters = parameter_bytes(model, None)
+    reads = []
+    if budget is not None and job.mode == "inference" and packs_here(job.lowered.stamp) and parameters >= MAPPED_LIMIT:
+        reads = weight_reads(model)
+    if budget is None or not reads:
+        yield job
+        return
+    if request.base < budget:
+        yield job.copy()
+    base = request.base - sum(read.nbytes for read in reads) + least_resident(reads)
+    in_file = dataclasses.replace(job, has_window=True)
+    if base < budget:
+        yield dataclasses.replace(
+            in_file.copy(), request=dataclasses.replace(request, budget=None, base=base), strategy="none"
+        )
+    yield dataclasses.replace(in_file.copy(), request=dataclasses.replace(request, base=base))
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
@@ -665,7 +703,7 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         threads=job.options.threads,
         workspace=workspace,
         batch=job.source.batch,
-        budget=request.budget,
+        budget=job.options.budget_bytes if job.has_window else request.budget,
         strategy=job.strategy,
         outcome=solution.outcome,
         source=job.source,
@@ -683,9 +721,28 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         spent=job.lowered.spent,
         passes=job.lowered.passes,
     )
+    if job.has_window:
+        plan = _with_window(plan)
     plan = _limited(plan, job.device)
     plan.verify()
     return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
+
+
+def _with_window(plan: Plan) -> Plan:
+    """The plan with as many weights in its file as its budget needs.
+
+    Raises:
+        BudgetError: it can't be held by that.
+    """
+    budget, reads = plan.budget, weight_reads(plan.model)
+    assert budget is not None
+    spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
+    fixed = plan.total_bytes - sum(read.nbytes for read in reads) + spare
+    try:
+        return dataclasses.replace(plan, window=choose_window(reads, budget - fixed))
+    except ValueError:
+        needed = fixed + least_resident(reads)
+        raise BudgetError(budget, needed, needed - plan.arena_bytes) from None
 
 
 def _limited(plan: Plan, device: Device) -> Plan:

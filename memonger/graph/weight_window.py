@@ -1,0 +1,188 @@
+"""Weights that stay in a plan's file: which, and how many bytes of them are in memory at a time.
+
+A weight that isn't always in memory is a buffer with a live range: from where it is read ahead of the first step that
+reads it until behind the last one. Computing it costs nothing but its bytes, over the disk's speed. A run reads the
+weights in the same order each time, so that of more than fits the oldest pages are the next ones needed: keeping what
+was read last, as a system's cache does, would read everything again in each run. So some weights are kept in memory for
+good, and what is left passes through a window that is read ahead of the steps, and dropped behind them
+(`memonger.runtime.weight_reader`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import onnx_ir as ir
+
+from memonger.graph.session_memory import is_packed_at_load
+from memonger.ir.decoding import LARGEST, AtLeast
+from memonger.ir.operators import operator_name
+from memonger.ir.packed import is_packing, packed_size
+from memonger.ir.save import PAGE
+from memonger.ir.tensors import UNSIZED, sizes_of_parts
+from memonger.ir.values import nbytes
+from memonger.units import KiB
+
+SMALLEST = 64 * KiB
+"""Bytes of a weight from which it may stay in the file: as many as the system maps at once around a page that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightWindow:
+    """Weights that stay in the plan's file.
+
+    Attributes:
+        nbytes: The most bytes of their pages that are in memory at any moment, those read ahead included.
+        weights: Their names, in the order in which steps read them.
+    """
+
+    nbytes: Annotated[int, AtLeast(1, LARGEST)]
+    weights: tuple[str, ...]
+
+
+class Read(NamedTuple):
+    """A weight that may stay in the file: the first and the last step that reads it, and its bytes.
+
+    ``nbytes`` are those of the initializer, ``resident`` the bytes of pages that are in memory from the first of these
+    steps to the last. What is ``packed`` is read as the file's packed copy, by products; ``whole`` is False of a table
+    of which steps look up rows, and None where all that read it are products.
+    """
+
+    name: str
+    first: int
+    last: int
+    nbytes: int
+    resident: int
+    packed: bool
+    whole: bool | None
+
+
+def weight_reads(model: ir.Model) -> list[Read]:
+    """The weights that may stay in the file, in the order in which steps read them.
+
+    Left out are weights that a kernel packs into memory of its own when a session is made, those of bodies (Loop, If)
+    and outputs, and small ones.
+    """
+    steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
+    found = []
+    for value in model.graph.initializers.values():
+        tensor, uses = value.const_value, value.uses()
+        if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not uses or value in inside:
+            continue
+        if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node, _ in uses):
+            continue
+        size = packed_size(value)
+        if size is None and is_packed_at_load(value):
+            continue
+        readers = [(node, index) for node, index in uses if size is None or not is_packing(node, index)]
+        rows = [_rows_bytes(node, index, value) for node, index in readers]
+        whole = None if not rows else None in rows
+        resident = 0 if size is None else _pages(size)
+        if readers:
+            looked_up = sum(one for one in rows if one is not None)
+            resident += _pages(tensor.nbytes) if whole else min(_pages(tensor.nbytes), looked_up)
+        at = sorted(steps[node] for node, _ in uses)
+        found.append(Read(str(value.name), at[0], at[-1], tensor.nbytes, resident, size is not None, whole))
+    return sorted(found, key=lambda read: (read.first, read.last, read.name))
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _rows_bytes(node: ir.Node, index: int, value: ir.Value) -> int | None:
+    """Bytes of pages that a node touches which looks up rows of a table; None of any other node."""
+    axis = node.attributes.get("axis")
+    if operator_name(node) != "Gather" or index != 0 or (axis is not None and (axis.is_ref() or axis.as_int() != 0)):
+        return None
+    written, table = nbytes(node.outputs[0]), value.shape
+    if written is None or table is None or not isinstance(table[0], int) or not table[0]:
+        return None
+    row = max(1, (nbytes(value) or 0) // table[0])
+    return written // row * (-(-row // SMALLEST) + 1) * SMALLEST
+
+
+def largest_at_once(reads: Iterable[Read]) -> int:
+    """The most bytes that are in memory at one step where each weight is there while steps read it, and no longer."""
+    changes: dict[int, int] = {}
+    for read in reads:
+        changes[read.first] = changes.get(read.first, 0) + read.resident
+        changes[read.last + 1] = changes.get(read.last + 1, 0) - read.resident
+    most = now = 0
+    for step in sorted(changes):
+        now += changes[step]
+        most = max(most, now)
+    return most
+
+
+def least_resident(reads: Sequence[Read]) -> int:
+    """The fewest bytes of these weights that have to be in memory: nothing is kept, and nothing read ahead."""
+    return largest_at_once(reads)
+
+
+def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
+    """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
+
+    Of all choices that are tried it is the one that reads the fewest bytes in a run. A choice keeps all weights above
+    some size, as these make the window large, and of the others as many as there is room for, spread evenly over
+    the steps, so that reading doesn't fall behind in one place and wait in another. The window has room for what the
+    worst step reads and the largest weight beside it, which is read ahead meanwhile; where there is no room for that,
+    for the step alone.
+
+    Returns: None where all fit; an empty window never.
+
+    Raises:
+        ValueError: they can't take so little; it is below `least_resident`.
+    """
+    if sum(read.nbytes for read in reads) <= nbytes:
+        return None
+    best: tuple[int, bool, list[Read], int] | None = None
+    for most in sorted({read.resident for read in reads}, reverse=True):
+        smaller = [read for read in reads if read.resident <= most]
+        kept = sum(read.nbytes for read in reads) - sum(read.nbytes for read in smaller)
+        if kept > nbytes:
+            break
+        least = largest_at_once(smaller)
+        for ahead in (most, 0):
+            room = nbytes - kept - least - ahead
+            if room < 0:
+                continue
+            left = _spread(smaller, room)
+            read_bytes = sum(read.resident for read in left)
+            if left and (best is None or (ahead == 0, read_bytes) < (best[1], best[0])):
+                best = read_bytes, ahead == 0, left, least + ahead
+    if best is None:
+        raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
+    _, _, left, size = best
+    return WeightWindow(size, tuple(read.name for read in left))
+
+
+def _spread(reads: Sequence[Read], room: int) -> list[Read]:
+    """Those that aren't kept, where ``room`` bytes of them are, evenly along the steps."""
+    whole, due, left = sum(read.nbytes for read in reads), 0, list[Read]()
+    for read in reads:
+        due += read.nbytes * room
+        if due >= read.nbytes * whole:
+            due -= read.nbytes * whole
+        else:
+            left.append(read)
+    return left
+
+
+def resident_bytes(reads: Sequence[Read], window: WeightWindow, parameters: int) -> int:
+    """Bytes of a model's weights that are in memory at most, of ``parameters`` bytes in all."""
+    named = set(window.weights)
+    return parameters - sum(read.nbytes for read in reads if read.name in named) + window.nbytes
+
+
+def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
+    """Why a window can't be of a model; empty where it can."""
+    by_name = {read.name: read for read in reads}
+    unknown = next((name for name in window.weights if name not in by_name), None)
+    if unknown is not None:
+        return f"'{unknown}' is no weight that can stay in the file"
+    named = set(window.weights)
+    if [read.name for read in reads if read.name in named] != list(window.weights):
+        return "the weights of its window aren't in the order in which steps read them"
+    needed = largest_at_once([read for read in reads if read.name in named])
+    return f"its window of weights has {window.nbytes} bytes where a step reads {needed}" if needed > window.nbytes else ""
