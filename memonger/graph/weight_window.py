@@ -8,7 +8,7 @@ good, and what is left passes through a window that is read ahead of the steps, 
 (`memonger.runtime.weight_reader`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -102,11 +102,15 @@ def _rows_bytes(node: ir.Node, index: int, value: ir.Value) -> int | None:
     return written // row * (-(-row // SMALLEST) + 1) * SMALLEST
 
 
-def largest_at_once(reads: Iterable[Read]) -> int:
-    """The most bytes that are in memory at one step where each weight is there while steps read it, and no longer."""
+def largest_at_once(reads: Sequence[Read]) -> int:
+    """The most bytes that are in memory at once where nothing is kept: each weight from the read before it on, while
+    which it is read ahead, until the last step that reads it.
+
+    That also holds what a step has read and the next one has, where it is seen late that the step is over.
+    """
     changes: dict[int, int] = {}
-    for read in reads:
-        changes[read.first] = changes.get(read.first, 0) + read.resident
+    for before, read in zip((reads[0], *reads), reads, strict=False):
+        changes[before.first] = changes.get(before.first, 0) + read.resident
         changes[read.last + 1] = changes.get(read.last + 1, 0) - read.resident
     most = now = 0
     for step in sorted(changes):
@@ -115,46 +119,39 @@ def largest_at_once(reads: Iterable[Read]) -> int:
     return most
 
 
-def least_resident(reads: Sequence[Read]) -> int:
-    """The fewest bytes of these weights that have to be in memory: nothing is kept, and nothing read ahead."""
-    return largest_at_once(reads)
-
-
 def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
 
     Of all choices that are tried it is the one that reads the fewest bytes in a run. A choice keeps all weights above
     some size, as these make the window large, and of the others as many as there is room for, spread evenly over
-    the steps, so that reading doesn't fall behind in one place and wait in another. The window has room for what the
-    worst step reads and the largest weight beside it, which is read ahead meanwhile; where there is no room for that,
-    for the step alone.
+    the steps, so that reading doesn't fall behind in one place and wait in another.
 
-    Returns: None where all fit; an empty window never.
+    Returns: None where all fit.
 
     Raises:
-        ValueError: they can't take so little; it is below `least_resident`.
+        ValueError: they can't take so little; it is below `largest_at_once`.
     """
-    if sum(read.nbytes for read in reads) <= nbytes:
+    whole = sum(read.nbytes for read in reads)
+    if whole <= nbytes:
         return None
-    best: tuple[int, bool, list[Read], int] | None = None
+    best: tuple[int, list[Read]] | None = None
     for most in sorted({read.resident for read in reads}, reverse=True):
         smaller = [read for read in reads if read.resident <= most]
-        kept = sum(read.nbytes for read in reads) - sum(read.nbytes for read in smaller)
-        if kept > nbytes:
-            break
+        spare = nbytes - whole + sum(read.nbytes for read in smaller)
         least = largest_at_once(smaller)
-        for ahead in (most, 0):
-            room = nbytes - kept - least - ahead
-            if room < 0:
-                continue
+        if spare < least:
+            break
+        # Without some of them others come next to each other: that much the window grows at most
+        for room in {spare - least, max(0, spare - least - most)}:
             left = _spread(smaller, room)
+            held = whole - sum(read.nbytes for read in left) + largest_at_once(left) if left else whole
             read_bytes = sum(read.resident for read in left)
-            if left and (best is None or (ahead == 0, read_bytes) < (best[1], best[0])):
-                best = read_bytes, ahead == 0, left, least + ahead
+            if held <= nbytes and (best is None or read_bytes < best[0]):
+                best = read_bytes, left
     if best is None:
         raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
-    _, _, left, size = best
-    return WeightWindow(size, tuple(read.name for read in left))
+    left = best[1]
+    return WeightWindow(largest_at_once(left), tuple(read.name for read in left))
 
 
 def _spread(reads: Sequence[Read], room: int) -> list[Read]:
@@ -184,5 +181,5 @@ def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
     named = set(window.weights)
     if [read.name for read in reads if read.name in named] != list(window.weights):
         return "the weights of its window aren't in the order in which steps read them"
-    needed = largest_at_once([read for read in reads if read.name in named])
-    return f"its window of weights has {window.nbytes} bytes where a step reads {needed}" if needed > window.nbytes else ""
+    needed = largest_at_once([read for read in reads if read.name in named]) if named else 1
+    return f"its window of weights has {window.nbytes} bytes where {needed} are read" if needed > window.nbytes else ""

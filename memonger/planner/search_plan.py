@@ -18,7 +18,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
-from memonger.graph.weight_window import choose_window, least_resident, weight_reads
+from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -392,7 +392,7 @@ def attempts(job: Job) -> Iterator[Job]:
         return
     if request.base < budget:
         yield job.copy()
-    base = request.base - sum(read.nbytes for read in reads) + least_resident(reads)
+    base = request.base - sum(read.nbytes for read in reads) + largest_at_once(reads)
     in_file = dataclasses.replace(job, has_window=True)
     if base < budget:
         yield dataclasses.replace(
@@ -741,7 +741,7 @@ def _with_window(plan: Plan) -> Plan:
     try:
         return dataclasses.replace(plan, window=choose_window(reads, budget - fixed))
     except ValueError:
-        needed = fixed + least_resident(reads)
+        needed = fixed + largest_at_once(reads)
         raise BudgetError(budget, needed, needed - plan.arena_bytes) from None
 
 

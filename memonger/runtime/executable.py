@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, rea
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
 from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, Ranged, SessionGroup
+from memonger.runtime.weight_reader import WeightReader
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -35,6 +37,7 @@ class LoadedPlan:
         ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
             session of their own, the second.
         gate: See `memonger.runtime.prepared.CutPlan`.
+        reader: What reads weights that stay in the plan's file; None where all are in memory.
     """
 
     program: Program
@@ -42,6 +45,7 @@ class LoadedPlan:
     engines: tuple[Engine, ...]
     ranged: Ranged | None = None
     gate: int = 0
+    reader: WeightReader | None = None
 
 
 def load_cut(plan: CutPlan, make_engine: Callable[[SessionGroup, Any], Engine]) -> LoadedPlan:
@@ -103,6 +107,7 @@ class Executable:
     ) -> None:
         self.program, self.engines, self.arena = loaded.program, loaded.engines, arena
         self._ranged, self._gate, self._kept = loaded.ranged, loaded.gate, kept
+        self._reader = loaded.reader
         self._persistent, self._inputs_at = persistent, inputs_at
         own = {*persistent.fixed, *persistent.scalars, *(() if kept is None else kept.state)}
         self.inputs = tuple(value for value in self.program.inputs if value.name not in own)
@@ -129,7 +134,7 @@ class Executable:
             self._most *= 1 if kept is not None and kept.grows else self._ranged.kept
         for turn in range(turns) if self._ranged is None else ():
             self._last = ((), turn), self._bind(((), turn), self.program)
-        is_one = kept is None and self._ranged is None and len(loaded.steps) == 1
+        is_one = kept is None and self._ranged is None and len(loaded.steps) == 1 and self._reader is None
         self._only = self._last[1][0] if is_one else None  # the only binding: the fast path asks for no other
 
     def _bind(self, key: Key, program: Program) -> tuple[Binding, ...]:
@@ -224,6 +229,16 @@ class Executable:
             SessionError: the shape is outside the ranges; targets overlap; the runtime failed, or didn't follow the
                 planned order: see `changes_anything`.
         """
+        with nullcontext() if self._reader is None else self._reader.running():
+            self._run_kept(inputs, targets, goes_on, exchange)
+
+    def _run_kept(
+        self,
+        inputs: feeding.Feeds,
+        targets: Mapping[str, Any],
+        goes_on: Callable[[], bool] | None,
+        exchange: Exchange | None,
+    ) -> None:
         kept = self._kept
         if kept is None:
             self._run(self._at(inputs, 0), inputs, targets, goes_on, exchange)
@@ -291,6 +306,8 @@ class Executable:
         """
         if self._only is not None:
             return self._only.run_fast(inputs, copy)
+        if self._reader is not None:
+            return None
         kept = self._kept
         if kept is None:
             return self._run_fast(inputs, copy, 0)

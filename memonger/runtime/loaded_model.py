@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from memonger.runtime.kept_state import KeptState
 from memonger.runtime.ort import Limit, making_sessions
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.prepared import PlanBytes, Prepared, Program, SessionGroup
+from memonger.runtime.weight_reader import WeightReader
 from memonger.shapes.ranges import Shape, described
 from memonger.units import format_size
 from memonger.words import option
@@ -87,7 +88,11 @@ class LoadedModel:
         held = None if limit is None or not device.is_host else Limit(at_once * limit)
         self._is_limited = held is not None
         engines: list[list[Engine]] = [[] for _ in prepared.plans]
-        with making_sessions():
+        readers = [None if plan.reads is None else WeightReader(plan.reads) for plan in prepared.plans]
+        with making_sessions(), ExitStack() as loading:
+            for reader in readers:
+                if reader is not None:
+                    loading.enter_context(reader.loading())
             for group in groups:
                 engine = Engine(
                     group, device, threads or prepared.threads, check_order, prepared.cuda,
@@ -100,8 +105,8 @@ class LoadedModel:
                 if len(plan.steps) > 1:
                     own[-1].reserve()
         self._loaded = tuple(
-            LoadedPlan(plan.program, plan.steps, tuple(own), plan.ranged)
-            for plan, own in zip(prepared.plans, engines, strict=True)
+            LoadedPlan(plan.program, plan.steps, tuple(own), plan.ranged, reader=reader)
+            for plan, own, reader in zip(prepared.plans, engines, readers, strict=True)
         )
         first, given = self._loaded[0], prepared.state
         self.programs = tuple(
@@ -129,6 +134,11 @@ class LoadedModel:
     def engines(self) -> tuple[Engine, ...]:
         """What runs the plans, each once."""
         return tuple(dict.fromkeys(engine for one in self._loaded for engine in one.engines))
+
+    @property
+    def readers(self) -> tuple[WeightReader, ...]:
+        """What reads weights that stay in files, of each plan that has such."""
+        return tuple(one.reader for one in self._loaded if one.reader is not None)
 
     def reserve(self) -> None:
         """Take memory of the host for workspace: again after it was given back."""
@@ -245,6 +255,8 @@ class LoadedModel:
         self.is_closed = True
         for engine in self.engines:
             engine.close()
+        for reader in self.readers:
+            reader.close()
 
 
 def check_room(room: PlanBytes, device: Device) -> None:

@@ -28,15 +28,15 @@ def packs_here(stamp: Stamp | None) -> bool:
 
 
 def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Copy]:
-    """Packed copies of weights among these: those that the model's file has already, and others.
+    """Packed copies of weights among these, in their order: those that the model's file has already, and others.
 
     A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
     out: they are packed when a session is made, as ever.
     """
-    batch, size = list[ir.Value](), 0
-    for value in model.graph.initializers.values():
+    batch, size, own = list[ir.Value](), 0, set(model.graph.initializers.values())
+    for value in among:
         tensor, there = value.const_value, packed_of(value.const_value)
-        if tensor is None or value not in among or tensor.nbytes < SMALLEST or packed_size(value) is None:
+        if tensor is None or value not in own or tensor.nbytes < SMALLEST or packed_size(value) is None:
             continue
         if there is not None and isinstance(tensor, ir.ExternalTensor):
             yield Copy(value, there.key, Path(tensor.path), there.offset, there.length)

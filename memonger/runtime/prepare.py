@@ -4,24 +4,40 @@ What comes of it is plain data (`memonger.runtime.prepared`). Who has planned fi
 done in a process of its own: see `memonger.runtime.prepare_apart`.
 """
 
+import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import onnx_ir as ir
+
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
+from memonger.graph.weight_window import weight_reads
 from memonger.ir.maps import maps_of
 from memonger.ir.operators import facts
+from memonger.ir.packed import packed_of
 from memonger.model.kept_state import check_state, every_name
 from memonger.plan import Plan, graph_of, limit_of
 from memonger.runtime import ort
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
 from memonger.runtime.partition import cut_chunks, is_chunked
-from memonger.runtime.prepared import PlanBytes, Prepared, PreparedPlan, Program, SessionGroup, SessionRequest, whole
+from memonger.runtime.prepared import (
+    FileSpan,
+    PlanBytes,
+    Prepared,
+    PreparedPlan,
+    Program,
+    ReadSchedule,
+    SessionGroup,
+    SessionRequest,
+    WeightRead,
+    whole,
+)
 from memonger.runtime.program import alike, check_family, programs_alike, session_model
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.weights import Lending, message
@@ -93,7 +109,7 @@ def prepare(
         device=device,
         threads=first.threads,
         sizes=(*said, *(described(one.ranges) for one in plans if one.ranges)),
-        plans=tuple(found[index] for index in range(len(plans))),
+        plans=tuple(replace(found[index], reads=reads_of(plans[index])) for index in range(len(plans))),
         room=room_of(plans),
         cuda=plans[0].stamp.cuda if plans[0].stamp is not None else None,
         limit=limit_of(plans),
@@ -102,6 +118,34 @@ def prepare(
         draws=any(facts(node).random for plan in plans for node in plan.model.graph),
     )
     return prepared, chain.from_iterable(groups)
+
+
+def reads_of(plan: Plan) -> ReadSchedule | None:
+    """How the weights of a plan are read that stay in its file; None where all are in memory.
+
+    Raises:
+        SessionError: the plan isn't in a file.
+    """
+    if plan.window is None:
+        return None
+    if plan.weight_digests is None:
+        raise SessionError(
+            f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this plan "
+            "has none. Save it (plan.save('planned.onnx')), and make the session of that file."
+        )
+    named, files, reads = set(plan.window.weights), dict[str, int](), list[WeightRead]()
+    for read in weight_reads(plan.model):
+        tensor = plan.model.graph.initializers[read.name].const_value
+        if read.name not in named:
+            continue
+        if not isinstance(tensor, ir.ExternalTensor):
+            raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
+        file, packed = files.setdefault(os.path.realpath(tensor.path), len(files)), packed_of(tensor)
+        spans = [] if packed is None else [FileSpan(file, packed.offset, packed.length, ahead=True)]
+        if packed is None or read.whole is not None:
+            spans.append(FileSpan(file, tensor.offset or 0, tensor.nbytes, ahead=read.whole is not False))
+        reads.append(WeightRead(read.first, read.last, tuple(spans), read.resident))
+    return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads))
 
 
 def _numbered(groups: Iterable[SessionGroup], number: int) -> Iterator[SessionGroup]:

@@ -292,6 +292,55 @@ class Ranged(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Bytes of a file.
+
+    Attributes:
+        file: Number of the file.
+        begin: The first one.
+        length: How many.
+        ahead: Whether they are read ahead: all of them will be needed.
+    """
+
+    file: int
+    begin: int
+    length: int
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRead:
+    """A weight that stays in the file.
+
+    Attributes:
+        first: The first step that reads it.
+        last: The last one.
+        spans: Where it lies.
+        resident: Bytes of it that are in memory meanwhile.
+    """
+
+    first: int
+    last: int
+    spans: tuple[FileSpan, ...]
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSchedule:
+    """How the weights of a plan that stay in its file are read: see `memonger.runtime.weight_reader`.
+
+    Attributes:
+        nbytes: The most bytes of them that are to be in memory at once.
+        files: The files that they lie in.
+        reads: The weights, in the order in which steps read them.
+    """
+
+    nbytes: int
+    files: tuple[str, ...]
+    reads: tuple[WeightRead, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedPlan:
     """How a plan runs.
 
@@ -301,12 +350,14 @@ class PreparedPlan:
         batch: The batch it was planned for; None where that isn't open.
         ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
             session of their own, the second.
+        reads: How weights that stay in the file are read; None where all are in memory.
     """
 
     program: Program
     steps: tuple[Partition | PartCopy, ...]
     batch: int | None
     ranged: Ranged | None = None
+    reads: ReadSchedule | None = None
 
 
 @dataclass(frozen=True, slots=True)

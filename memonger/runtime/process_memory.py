@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -43,6 +44,11 @@ def reset_peak() -> None:
     CLEAR_REFS.write_text("5")
 
 
+def libc() -> Any:
+    """The C library of this process, on Linux; None elsewhere."""
+    return _PROCESS
+
+
 def give_back() -> None:
     """Return what the C library holds free to the system, where it can be asked to (glibc)."""
     if _PROCESS is not None and hasattr(_PROCESS, "malloc_trim"):
@@ -73,3 +79,37 @@ def available_memory() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         return None
+
+
+def room() -> int | None:
+    """Bytes that this process could take beside its own pages and those of files: by what the machine has available,
+    and by the limit of its control group. None where the system doesn't tell."""
+    rooms, available = list[int](), available_memory()
+    if available is not None:
+        rooms.append(available)
+    limit = group_limit()
+    if limit is not None:
+        rooms.append(max(0, limit - resident().now))
+    return min(rooms, default=None)
+
+
+def group_limit() -> int | None:
+    """The smallest limit of memory of the control groups that this process is in (both versions); None: none has any."""
+    try:
+        entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    found = list[int]()
+    for _, controllers, path in entries:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+        own = root / path.strip("/")
+        for folder in (one for one in (own, *own.parents) if one == root or root in one.parents):
+            try:
+                text = (folder / ("memory.limit_in_bytes" if controllers else "memory.max")).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit() and int(text) < 1 << 60:  # above that there is none
+                found.append(int(text))
+    return min(found, default=None)

@@ -18,6 +18,7 @@ from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel, check_room
 from memonger.runtime.prepare_apart import prepared_for
 from memonger.runtime.prepared import SessionRequest
+from memonger.runtime.weight_reader import WeightReader
 from memonger.units import format_size, shown
 from memonger.words import option
 
@@ -104,6 +105,11 @@ class Session:
         self._sizes, self._maps = prepared.sizes, prepared.maps
         if threads == "arena" and not self.device.is_host:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
+        if threads == "arena" and any(one.reads is not None for one in prepared.plans):
+            raise SessionError(
+                "weights of this plan stay in its file, and are dropped behind the steps of one run at a time: leave out "
+                "threads='arena', or make a session for each thread."
+            )
         check_room(prepared.room, self.device)
         self._model = LoadedModel(
             prepared, groups, threads=intra_op_threads, check_order=check_order, cuda_graph=cuda_graph, pad=pad
@@ -149,6 +155,11 @@ class Session:
     def why_no_cuda_graph(self) -> str:
         """What stands against it; empty where nothing does."""
         return next((engine.why_not for engine in self.engines if engine.why_not), "")
+
+    @property
+    def weight_readers(self) -> tuple[WeightReader, ...]:
+        """What holds weights that stay in the plan's file to their window, and what that took (`WeightReader.last`)."""
+        return self._model.readers
 
     @property
     def engines(self) -> tuple[Engine, ...]:

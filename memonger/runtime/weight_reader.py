@@ -1,0 +1,380 @@
+"""Reads weights that stay in a plan's file ahead of the steps that need them, and drops them behind.
+
+onnxruntime maps the file, and knows nothing of this. Whether a step has begun is seen from its weight: a page of a
+mapping is present in this process's page table once somebody has read it (``/proc/self/pagemap``), and reading the file
+into the system's cache makes none present. So a thread looks at pages of the weights that come next. What no later step
+reads is dropped (``MADV_DONTNEED``): the pages are clean, and whoever should read them yet, as where a step began
+earlier than was thought, gets them from the file again. Nothing that is done here can change a result.
+
+Ahead of the steps the file is read into the system's cache, as far as the window has room
+(``POSIX_FADV_WILLNEED``). Where memory is so short that the file doesn't fit beside all else, by the limit of the
+process's control group or by what is free, what was dropped goes out of the cache as well: the system would let go the
+pages that are needed next.
+
+This is Linux's. Elsewhere plans run as well, and how much of the file is in memory is the system's business.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from memonger.errors import SessionError
+from memonger.runtime import process_memory
+from memonger.runtime.prepared import FileSpan, ReadSchedule
+
+PAUSE = 1e-3
+"""Seconds between two looks at the page table while a plan runs."""
+
+_LOADING_PAUSE = 5e-3
+"""Seconds between two looks while sessions are made, which read every weight once."""
+
+_NEXT = 8
+"""Weights that are looked at: those behind the last one of which a step has begun."""
+
+_PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)  # bits of a page in /proc/self/pagemap
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_AROUND = 16 * _PAGE  # that many bytes the system may map around a page that is read
+
+_DONTNEED, _PAGEOUT = 4, 21  # of madvise(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading weights from the file took in the last run.
+
+    Attributes:
+        nbytes: Bytes that passed through the window.
+        disk_bytes: What of them the reader had the system fetch from the disk; all else was in its cache, or was
+            fetched by the steps themselves.
+        seconds: What the run took.
+    """
+
+    nbytes: int
+    disk_bytes: int
+    seconds: float
+
+
+class WeightReader:
+    """Holds the weights of one plan to a window, in a thread of its own. It ends with this object.
+
+    Args:
+        schedule: What is read in which order.
+
+    Attributes:
+        why_not: Why the window isn't held here; empty where it is.
+        last: What the last run took; None before it.
+
+    Raises:
+        SessionError: a file can't be read.
+    """
+
+    def __init__(self, schedule: ReadSchedule) -> None:
+        self._files = [_DataFile(path) for path in schedule.files]
+        self.why_not = _why_not()
+        self.last: Reading | None = None
+        self._nbytes = sum(span.length for read in schedule.reads for span in read.spans if span.ahead)
+        self._follower = _Follower(schedule, self._files)
+        self._finalize = weakref.finalize(self, _end, self._follower, self._files)
+        if not self.why_not:
+            threading.Thread(target=self._follower.follow, name="memonger weights", daemon=True).start()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While sessions are made: what they have read is dropped where it is more than the window."""
+        before = frozenset(_maps(self._files))
+        with self._at("load"):
+            yield
+        if not self.why_not:
+            self.why_not = self._follower.find(before)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """For one run.
+
+        Raises:
+            SessionError: a file has changed since the session was made.
+        """
+        for file in self._files:
+            file.check()
+        begin, fetched = time.perf_counter(), self._follower.fetched
+        with self._at("run"):
+            yield
+        self.last = Reading(self._nbytes, self._follower.fetched - fetched, time.perf_counter() - begin)
+
+    @contextmanager
+    def _at(self, work: str) -> Iterator[None]:
+        if self.why_not:
+            yield
+            return
+        self._follower.begin(work)
+        try:
+            yield
+        finally:
+            self._follower.finish()
+
+    def close(self) -> None:
+        """End the thread, and close the files."""
+        self._finalize()
+
+
+def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
+    follower.end()
+    for file in files:
+        file.close()
+
+
+class _DataFile:
+    """A file that weights lie in, as it was when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise SessionError(f"{path} can't be read, which has weights of the plan: {error.strerror}.") from error
+        self.status = os.fstat(self.descriptor)
+
+    def check(self) -> None:
+        """Check that it is as it was: reading behind the end of a mapped file ends the process.
+
+        Raises:
+            SessionError: it isn't.
+        """
+        now = os.fstat(self.descriptor)
+        if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
+            what = "shorter" if now.st_size < self.status.st_size else "another"
+            raise SessionError(
+                f"{self.path} was changed since the session was made: it is {what} now, and weights stay in it. Save "
+                "the plan again, and make a new session."
+            )
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _why_not() -> str:
+    """Why no window can be held on this system; empty where it can."""
+    if sys.platform != "linux" or not hasattr(process_memory.libc(), "madvise"):
+        return "on this system nothing tells which pages of a file are in memory (it takes Linux)"
+    try:
+        with open("/proc/self/pagemap", "rb") as pages:
+            pages.read(8)
+    except OSError as error:
+        return f"/proc/self/pagemap can't be read ({error.strerror}), which tells which weights steps have read"
+    return ""
+
+
+class _Follower:
+    """What the thread does."""
+
+    def __init__(self, schedule: ReadSchedule, files: list[_DataFile]) -> None:
+        self._schedule, self._files = schedule, files
+        self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
+        self._is_idle.set()
+        self._work = ""
+        self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]  # addresses and lengths, of whole pages
+        self._watched: list[list[int]] = [[] for _ in schedule.reads]  # addresses of pages
+        self._is_there, self._ahead = [False] * len(schedule.reads), 0
+        self._is_short = False
+        self.fetched = 0  # bytes from the disk
+
+    # By the thread that runs the plan
+
+    def begin(self, work: str) -> None:
+        self._is_over.clear()
+        self._is_idle.clear()
+        self._work = work
+        self._begins.set()
+
+    def finish(self) -> None:
+        self._is_over.set()
+        self._is_idle.wait()
+
+    def end(self) -> None:
+        self._is_idle.wait(1.0)
+        self._work = "end"
+        self._begins.set()
+
+    def find(self, before: Collection["_Map"]) -> str:
+        """Find where the weights are mapped by the sessions that were made, and drop what these have read.
+
+        Mappings of before are of other sessions: who uses an address of theirs may find that it is another's by then.
+
+        Returns: why the window can't be held; empty where it can.
+        """
+        maps = [one for one in _maps(self._files) if one not in before]
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            for one in maps:
+                _drop(pages.fileno(), one.address, one.length)
+        for number, read in enumerate(self._schedule.reads):
+            for span in read.spans:
+                places = _addresses(maps, span)
+                if not places:
+                    return f"onnxruntime doesn't map {self._files[span.file].path}, but has weights in memory of its own"
+                for begin, length in places:
+                    first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
+                    self._pieces[number].append((first, last - first))
+                    middle = begin + length // 2
+                    self._watched[number] += [] if not span.ahead else [min(begin + _AROUND, middle), middle]
+        return ""
+
+    # By the thread
+
+    def follow(self) -> None:
+        pages = os.open("/proc/self/pagemap", os.O_RDONLY)
+        before = _fetched()
+        try:
+            while True:
+                self._begins.wait()
+                self._begins.clear()
+                if self._work == "end":
+                    return
+                if self._work == "load":
+                    self._while_loading()
+                else:
+                    self._while_running(pages)
+                self.fetched = _fetched() - before
+                self._is_idle.set()
+        finally:
+            os.close(pages)
+            self._is_idle.set()
+
+    def _while_loading(self) -> None:
+        """Have the system take back what is mapped of the files when it is more than half of the window.
+
+        Unlike dropping that does no harm where a session unmaps a weight meanwhile, and its address becomes another's.
+        """
+        base = _file_bytes()
+        while not self._is_over.wait(_LOADING_PAUSE):
+            if _file_bytes() - base > self._schedule.nbytes // 2:
+                for one in _maps(self._files):
+                    _advise(one.address, one.length, _PAGEOUT)
+
+    def _while_running(self, pages: int) -> None:
+        reads, begun, is_over = self._schedule.reads, -1, False
+        room = process_memory.room()
+        self._is_short = room is not None and room < sum(span.length for read in reads for span in read.spans)
+        while not is_over:
+            newest = self._newest(pages, begun)
+            if newest > begun:
+                self._is_there[begun + 1 : newest + 1] = [True] * (newest - begun)
+                for number in range(newest):
+                    if self._is_there[number] and reads[number].last < reads[newest].first:
+                        self._drop(pages, number)
+            self._read_ahead(newest)
+            is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
+        for number in range(len(reads)):
+            if self._is_there[number] or number > begun:
+                self._drop(pages, number)
+        self._ahead = 0
+        self._read_ahead(-1)
+
+    def _newest(self, pages: int, begun: int) -> int:
+        """The last weight that some step has begun to read, among those that come next."""
+        newest = begun
+        for number in range(begun + 1, min(begun + 1 + _NEXT, len(self._watched))):
+            for address in self._watched[number]:
+                if os.pread(pages, 8, address // _PAGE * 8)[7] >> 7:
+                    newest = number
+                    break
+        return newest
+
+    def _read_ahead(self, begun: int) -> None:
+        """Have the system read what comes next, as far as there is room beside what steps read now."""
+        reads = self._schedule.reads
+        self._ahead = max(self._ahead, begun + 1)
+        if self._ahead == len(reads):
+            return
+        there = sum(
+            read.resident
+            for number, read in enumerate(reads[: self._ahead])
+            if number > begun or self._is_there[number]
+        )
+        while self._ahead < len(reads) and there + reads[self._ahead].resident <= self._schedule.nbytes:
+            there += reads[self._ahead].resident
+            for span in reads[self._ahead].spans:
+                if span.ahead:
+                    os.posix_fadvise(
+                        self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED
+                    )
+            self._ahead += 1
+
+    def _drop(self, pages: int, number: int) -> None:
+        self._is_there[number] = False
+        for address, length in self._pieces[number]:
+            _drop(pages, address, length)
+        for span in self._schedule.reads[number].spans if self._is_short else ():
+            os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+
+
+def _drop(pages: int, address: int, length: int) -> None:
+    """Let go pages of a mapping, but where one was written to: those are no pages of the file any more."""
+    if length <= 0:
+        return
+    found = np.frombuffer(os.pread(pages, length // _PAGE * 8, address // _PAGE * 8), np.uint64)
+    if not ((found & _PRESENT != 0) & (found & _OF_FILE == 0)).any():
+        _advise(address, length, _DONTNEED)
+
+
+def _advise(address: int, length: int, advice: int) -> None:
+    process_memory.libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
+
+
+class _Map(NamedTuple):
+    """Bytes of a file that are mapped in this process: number of the file, the first one, address, length."""
+
+    file: int
+    offset: int
+    address: int
+    length: int
+
+
+def _maps(files: list[_DataFile]) -> list[_Map]:
+    """Where files are mapped in this process."""
+    numbers = {(one.status.st_ino, os.path.basename(one.path)): number for number, one in enumerate(files)}
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, inode, *name = line.split(maxsplit=5)
+        number = numbers.get((int(inode), os.path.basename(name[0]))) if name else None
+        if number is not None:
+            begin, end = (int(one, 16) for one in span.split("-"))
+            found.append(_Map(number, int(offset, 16), begin, end - begin))
+    return found
+
+
+def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
+    """Where bytes of a file are mapped: address and length of each piece."""
+    end = span.begin + span.length
+    cut = [
+        (one.address + max(span.begin, one.offset) - one.offset,
+         min(end, one.offset + one.length) - max(span.begin, one.offset))
+        for one in maps if one.file == span.file
+    ]
+    return [(address, length) for address, length in cut if length > 0]
+
+
+def _file_bytes() -> int:
+    """Bytes of mapped files that are present in this process."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
+
+
+def _fetched() -> int:
+    """Bytes that the calling thread had fetched from disks; 0 where the system doesn't count them."""
+    try:
+        lines = Path(f"/proc/self/task/{threading.get_native_id()}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
