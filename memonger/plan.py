@@ -230,6 +230,12 @@ class Plan(BasePlan, Header):
         return resident_bytes(weight_reads(self.model), self.window, self.parameter_bytes)
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that a run reads from the plan's file, through its `window`; 0 without one."""
+        named = set() if self.window is None else set(self.window.weights)
+        return sum(read.resident for read in weight_reads(self.model) if read.name in named) if named else 0
+
+    @property
     def input_bytes(self) -> int:
         """Inputs that a caller gives for each run."""
         return input_bytes(self.model, self.training)
@@ -465,8 +471,8 @@ class Plan(BasePlan, Header):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
         if weights == "source" and self.window is not None:
             raise PlanFileError(
-                "weights of this plan stay in its file, within its budget, in the order in which steps read them and as "
-                f"kernels read them, which the source's aren't: give it a file of its own ({option('weights', 'own')})."
+                "weights of this plan stay in its file, in the order in which steps read them and as kernels read them, "
+                f"which the source's aren't: give it a file of its own ({option('weights', 'own')})."
             )
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")

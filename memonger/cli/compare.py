@@ -1,7 +1,7 @@
 """A planned model beside stock onnxruntime: outputs, latency and peak memory, each session in a process of its own."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -59,7 +59,10 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
         f"{len(seconds)} runs: median {format_seconds(times.median)}, p95 {format_seconds(times.p95)}. "
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
-    lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]))
+    if session.weight_readers:
+        last, why_not = session.weight_readers[0].last, session.weight_readers[0].why_not
+        record.update(weights_read=None if last is None else asdict(last), why_no_window=why_not or None)
+    lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]), *_reading(session))
     return CommandResult(shown_of(plan, outputs), record, lines=lines, saved=outputs)
 
 
@@ -110,6 +113,21 @@ def _graph_verdict(session: Session) -> str:
     return (
         "Runs are replayed as a CUDA graph." if session.cuda_graph else f"No CUDA graph: {session.why_no_cuda_graph}."
     )
+
+
+def _reading(session: Session) -> Iterator[str]:
+    """What was read of weights that stay in the plan's file, in the last run."""
+    for reader in session.weight_readers:
+        if reader.why_not:
+            yield f"How much of the weights is in memory isn't held to the plan's window here: {reader.why_not}."
+        elif reader.last is not None:
+            read, seconds = reader.last, reader.last.seconds
+            disk = f"{format_size(read.disk_bytes)} from the disk" if read.disk_bytes else "nothing from the disk"
+            rate = f", {format_size(round(read.disk_bytes / seconds))} a second" if read.disk_bytes and seconds else ""
+            yield (
+                f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}{rate}, all else "
+                "from the system's cache."
+            )
 
 
 def _described(value: Any) -> Any:

@@ -27,7 +27,7 @@ import onnx_ir as ir
 from memonger.graph.ranged import idle_nodes
 from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_size
+from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_size
 from memonger.ir.save import MAPPED_LIMIT, SMALL
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
@@ -193,7 +193,10 @@ def is_packed_at_load(value: ir.Value) -> bool:
     """Whether some kernel packs a weight for itself."""
     if value.const_value is None or len(value.const_value.shape) < 2:
         return False
-    return any(index > 0 and operator_name(node) in _PACKED_AT_LOAD for node, index in value.uses())
+    return any(
+        is_packing(node, index) or (index > 0 and operator_name(node) in _PACKED_AT_LOAD - PRODUCTS)
+        for node, index in value.uses()
+    )
 
 
 def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:

@@ -24,7 +24,7 @@ from memonger.ir.values import nbytes
 from memonger.units import KiB
 
 SMALLEST = 64 * KiB
-"""Bytes of a weight from which it may stay in the file: as many as the system maps at once around a page that is read."""
+"""Bytes of a weight from which it may stay in the file: as many as the system maps at once around a page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ SMALLEST = 4096
 """Bytes of a weight that is packed in the file: what is smaller fills no page."""
 
 _PANEL = 16  # columns of a panel of MLAS: mlasi.h, MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-_PRODUCTS = frozenset({"Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"})
+PRODUCTS = frozenset({"Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"})
+"""Operators whose kernels pack their right operand, where it is constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def packed_size(value: ir.Value) -> int | None:
 
 def is_packing(node: ir.Node, index: int) -> bool:
     """Whether a node is a product, and an input its right operand."""
-    return index == 1 and operator_name(node) in _PRODUCTS
+    return index == 1 and operator_name(node) in PRODUCTS
 
 
 def packed_of(tensor: ir.TensorProtocol | None) -> Packed | None:

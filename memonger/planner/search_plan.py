@@ -138,19 +138,9 @@ def search_plan(source: Any, *, options: Options | None = None, **keywords: Unpa
 
 def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
-    job, report_progress = prepare(source, chosen), chosen.progress or _silent
-    refusals = list[BudgetError]()
-    for attempt in attempts(job):
-        report_progress("search")
-        try:
-            made, solution = decided(attempt)
-            report_progress("verify")
-            plan = finish(made, solution, begin)
-        except BudgetError as error:
-            refusals.append(error)
-            continue
-        return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
-    raise min(refusals, key=lambda error: error.smallest)
+    job = prepare(source, chosen)
+    made, plan = _first_within(job, begin)
+    return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
 
 
 @overload
@@ -376,6 +366,41 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     )  # fmt: skip
 
 
+def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
+    """The first of `attempts` that holds the budget, with its plan.
+
+    Raises:
+        BudgetError: none does. It names the smallest budget that some attempt found to work.
+    """
+    refusals = list[BudgetError]()
+    found = _tried(job, begin, refusals)
+    if found is not None:
+        return found
+    refusals.sort(key=lambda error: error.smallest)
+    for error in refusals[:-1]:  # in slices weights are read in another order, which may need a larger window
+        options = dataclasses.replace(job.options, budget=error.smallest)
+        again = dataclasses.replace(
+            job, options=options, request=dataclasses.replace(job.request, budget=error.smallest)
+        )
+        if _tried(again, begin, []) is not None:
+            raise error
+    raise refusals[-1]
+
+
+def _tried(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Plan] | None:
+    """The first attempt that holds the budget; what the others say is added to ``refusals``."""
+    report_progress = job.options.progress or _silent
+    for attempt in attempts(job):
+        report_progress("search")
+        try:
+            made, solution = decided(attempt)
+            report_progress("verify")
+            return made, finish(made, solution, begin)
+        except BudgetError as error:
+            refusals.append(error)
+    return None
+
+
 def attempts(job: Job) -> Iterator[Job]:
     """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
 
@@ -394,10 +419,9 @@ def attempts(job: Job) -> Iterator[Job]:
         yield job.copy()
     base = request.base - sum(read.nbytes for read in reads) + largest_at_once(reads)
     in_file = dataclasses.replace(job, has_window=True)
-    if base < budget:
-        yield dataclasses.replace(
-            in_file.copy(), request=dataclasses.replace(request, budget=None, base=base), strategy="none"
-        )
+    yield dataclasses.replace(
+        in_file.copy(), request=dataclasses.replace(request, budget=None, base=base), strategy="none"
+    )
     yield dataclasses.replace(in_file.copy(), request=dataclasses.replace(request, base=base))
 
 

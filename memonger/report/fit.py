@@ -53,7 +53,7 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
             + (f"{plan.overhead:+.1%} extra cost." if plan.recomputed else "nothing is recomputed.")
         )
         parts = {
-            "weights" if plan.training is None else "weights and state": plan.parameter_bytes,
+            "weights" if plan.training is None else "weights and state": plan.resident_parameter_bytes,
             "arena": plan.arena_bytes,
             "workspace": plan.workspace_bytes or 0,
             "sized at run time": plan.run_time_bytes,

@@ -15,8 +15,25 @@ STATE = "weights and training state"
 
 def headline(record: Mapping[str, Any]) -> tuple[str, str]:
     """The two sentences for a plan's figures, see `memonger.report.summary.plan_record`."""
-    total = _total(record) + (f" That holds for every size: {_ranges(record)}." if record.get("ranges") else "")
+    total = (
+        _total(record)
+        + _window(record)
+        + (f" That holds for every size: {_ranges(record)}." if record.get("ranges") else "")
+    )
     return total, _comparison(record)
+
+
+def _window(record: Mapping[str, Any]) -> str:
+    """A sentence on weights that stay in the plan's file; empty where none do."""
+    window = record.get("window")
+    if window is None:
+        return ""
+    kept = record["resident_parameter_bytes"] - window["bytes"]
+    return (
+        f" Of {format_size(record['parameter_bytes'])} of weights {format_size(kept)} are kept in memory; the others "
+        f"stay in the plan's file, and a run reads {format_size(window['read_bytes'])} of them through a window of "
+        f"{format_size(window['bytes'])}."
+    )
 
 
 def _ranges(record: Mapping[str, Any]) -> str:
@@ -26,7 +43,7 @@ def _ranges(record: Mapping[str, Any]) -> str:
 def _total(record: Mapping[str, Any]) -> str:
     total, workspace = record["total_bytes"], record["workspace_bytes"]
     parts = {
-        weights_word(record): record["parameter_bytes"], "arena": record["arena_bytes"], "workspace": workspace,
+        weights_word(record): record["resident_parameter_bytes"], "arena": record["arena_bytes"], "workspace": workspace,
         "sized at run time": record["run_time_bytes"] or None,
         "inputs": record["input_bytes"], "state": record["state_bytes"] or None,
     }  # fmt: skip
@@ -43,6 +60,10 @@ def _amount(size: int, total: int) -> str:
     """A part in the unit of the total."""
     amount = size / _unit(total)[0]
     return "<0.01" if 0 < amount < 0.01 else f"{amount:.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def _left_out(record: Mapping[str, Any]) -> int | None:
+    return record["parameter_bytes"] - record["resident_parameter_bytes"] or None
 
 
 def weights_word(record: Mapping[str, Any]) -> str:
@@ -92,7 +113,8 @@ def details_table(record: Mapping[str, Any], lower_bound: int) -> Table:
 def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, int | str | None, str]]:
     workspace = "not measured" if record["workspace_bytes"] is None else record["workspace_bytes"]
     return (
-        (weights_word(record), record["parameter_bytes"], "what persists from run to run"),
+        (weights_word(record), record["resident_parameter_bytes"], "what persists from run to run"),
+        ("weights in the file", _left_out(record), "what of them isn't in memory at once"),
         ("arena", record["arena_bytes"], "one region that holds every computed value"),
         ("workspace", workspace, "the most that a kernel takes besides, measured"),
         ("sized at run time", record["run_time_bytes"] or None, "values of a size that the inputs decide, measured"),

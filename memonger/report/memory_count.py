@@ -171,6 +171,8 @@ def count_plan(plan: BasePlan) -> MemoryCount:
     if isinstance(plan, Plan):
         kinds = value_kinds(graph, plan.training)
         own = _persistent(plan.model, plan.training)
+        in_file = plan.parameter_bytes - plan.resident_parameter_bytes
+        own = replace(own, parameters=own.parameters - in_file)
         rest = replace(own, workspace=plan.workspace_bytes, run_time=plan.run_time_bytes)
     else:
         kinds, rest = _kinds(graph, {}), KindBytes()

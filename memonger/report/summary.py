@@ -30,6 +30,14 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "batch": plan.batch,
         "nodes": len(plan.graph.nodes),
         "parameter_bytes": plan.parameter_bytes,
+        "resident_parameter_bytes": plan.resident_parameter_bytes,
+        "window": None
+        if plan.window is None
+        else {
+            "bytes": plan.window.nbytes,
+            "weights": len(plan.window.weights),
+            "read_bytes": plan.read_bytes,
+        },
         "activation_bytes": plan.activation_bytes,
         "peak_before_bytes": plan.peak_before_bytes,
         "peak_bytes": plan.peak_bytes,

@@ -130,8 +130,8 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
         return None
     if plan.weight_digests is None:
         raise SessionError(
-            f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this plan "
-            "has none. Save it (plan.save('planned.onnx')), and make the session of that file."
+            f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
+            "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
     named, files, reads = set(plan.window.weights), dict[str, int](), list[WeightRead]()
     for read in weight_reads(plan.model):

@@ -94,7 +94,7 @@ def room() -> int | None:
 
 
 def group_limit() -> int | None:
-    """The smallest limit of memory of the control groups that this process is in (both versions); None: none has any."""
+    """The smallest limit of memory of the control groups that this process is in; None: none has any."""
     try:
         entries = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:

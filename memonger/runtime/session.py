@@ -107,8 +107,8 @@ class Session:
             raise SessionError("threads='arena' is for the CPU: on a CUDA device make a session for each thread.")
         if threads == "arena" and any(one.reads is not None for one in prepared.plans):
             raise SessionError(
-                "weights of this plan stay in its file, and are dropped behind the steps of one run at a time: leave out "
-                "threads='arena', or make a session for each thread."
+                "weights of this plan stay in its file, and are dropped behind the steps of one run at a time: leave "
+                "out threads='arena', or make a session for each thread."
             )
         check_room(prepared.room, self.device)
         self._model = LoadedModel(

@@ -185,7 +185,9 @@ class _Follower:
         self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
         self._is_idle.set()
         self._work = ""
-        self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]  # addresses and lengths, of whole pages
+        self._pieces: list[list[tuple[int, int]]] = [
+            [] for _ in schedule.reads
+        ]  # addresses and lengths, of whole pages
         self._watched: list[list[int]] = [[] for _ in schedule.reads]  # addresses of pages
         self._is_there, self._ahead = [False] * len(schedule.reads), 0
         self._is_short = False
@@ -223,7 +225,9 @@ class _Follower:
             for span in read.spans:
                 places = _addresses(maps, span)
                 if not places:
-                    return f"onnxruntime doesn't map {self._files[span.file].path}, but has weights in memory of its own"
+                    return (
+                        f"onnxruntime doesn't map {self._files[span.file].path}, but has weights in memory of its own"
+                    )
                 for begin, length in places:
                     first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
                     self._pieces[number].append((first, last - first))
@@ -307,9 +311,7 @@ class _Follower:
             there += reads[self._ahead].resident
             for span in reads[self._ahead].spans:
                 if span.ahead:
-                    os.posix_fadvise(
-                        self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED
-                    )
+                    os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED)
             self._ahead += 1
 
     def _drop(self, pages: int, number: int) -> None:
@@ -359,9 +361,12 @@ def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
     """Where bytes of a file are mapped: address and length of each piece."""
     end = span.begin + span.length
     cut = [
-        (one.address + max(span.begin, one.offset) - one.offset,
-         min(end, one.offset + one.length) - max(span.begin, one.offset))
-        for one in maps if one.file == span.file
+        (
+            one.address + max(span.begin, one.offset) - one.offset,
+            min(end, one.offset + one.length) - max(span.begin, one.offset),
+        )
+        for one in maps
+        if one.file == span.file
     ]
     return [(address, length) for address, length in cut if length > 0]
 

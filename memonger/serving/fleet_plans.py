@@ -48,7 +48,9 @@ def prepare_model(
 
 
 def _records(plans: Sequence[Plan], wanted: SessionRequest) -> Iterator[Prepared | SessionGroup]:
-    prepared, groups = prepare(plans, CPU, check_order=wanted.check_order, lending=LendRead())
+    # What is lent is memory of its own, which models share; weights that stay in files are shared as the file's pages
+    lending = None if any(plan.window is not None for plan in plans) else LendRead()
+    prepared, groups = prepare(plans, CPU, check_order=wanted.check_order, lending=lending)
     yield prepared
     yield from groups
 
@@ -57,7 +59,7 @@ def need_of(plans: Sequence[Plan]) -> Need:
     """What plans of one model need: weights of those that differ in shapes alone once, the largest of all else."""
     groups = [members[0] for members in program.alike(plans)] if len(plans) > 1 else [0]
     return Need(
-        weights=sum(plans[index].parameter_bytes for index in groups),
+        weights=sum(plans[index].resident_parameter_bytes for index in groups),
         session=max(plan.session_bytes or 0 for plan in plans),
         arena=max(plan.arena_bytes for plan in plans),
         workspace=max(plan.workspace_bytes or 0 for plan in plans),

@@ -1,0 +1,228 @@
+"""Weights that stay in a plan's file: what is in memory of them, by the system's own account, and the same bits."""
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import memonger
+from memonger.plan_file import KEY
+from memonger.runtime import weight_reader
+from tests.support.networks import model_of
+from tests.support.stock import normal, run_stock
+
+MIB = 1 << 20
+WIDTH, LAYERS, BUDGET = 640, 8, "6MiB"
+
+
+def _model() -> onnx.ModelProto:
+    """Products with a weight of 1.6 MiB each, and as many bytes beside them that an addition reads as they lie."""
+    nodes, weights = [], {}
+    for layer in range(LAYERS):
+        weights[f"w{layer}"] = normal(layer, WIDTH, WIDTH) / np.float32(WIDTH)
+        nodes.append(helper.make_node("MatMul", [f"v{layer}", f"w{layer}"], [f"p{layer}"], name=f"product{layer}"))
+        weights[f"b{layer}"] = normal(layer + 50, 128, WIDTH)
+        nodes.append(helper.make_node("Add", [f"p{layer}", f"b{layer}"], [f"v{layer + 1}"], name=f"sum{layer}"))
+    return model_of(nodes, {"v0": [128, WIDTH]}, {f"v{LAYERS}": [128, WIDTH]}, **weights)
+
+
+FEED = {"v0": normal(5, 128, WIDTH)}
+RESULT = f"v{LAYERS}"
+
+
+@pytest.fixture(scope="module")
+def plan() -> memonger.Plan:
+    return memonger.search_plan(_model(), device="cpu", mode="inference", budget=BUDGET)
+
+
+@pytest.fixture(scope="module")
+def planned(plan: memonger.Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("window") / "planned.onnx"
+    plan.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return run_stock(_model(), FEED, "ORT_ENABLE_ALL")[RESULT]
+
+
+@pytest.fixture
+def own(planned: Path, tmp_path: Path) -> Path:
+    """A copy of the planned file and its weights, to be spoiled."""
+    for file in planned.parent.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path / planned.name
+
+
+def _resident(planned: Path) -> int:
+    """Bytes of a plan's weights that are in this process's memory, by ``/proc/self/smaps``."""
+    (data,) = planned.parent.glob("*.data")
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            counts = line.endswith(data.name)
+        elif counts and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_a_budget_below_the_weights_is_held(plan: memonger.Plan, planned: Path, expected: np.ndarray) -> None:
+    assert plan.window is not None
+    assert plan.parameter_bytes >= 15 * MIB > 6 * MIB >= plan.total_bytes
+    assert memonger.Plan.load(planned).total_bytes == plan.total_bytes
+    kept = plan.resident_parameter_bytes - plan.window.nbytes
+    with memonger.Session(planned) as session:
+        for _ in range(3):
+            assert np.array_equal(session.run(FEED)[RESULT], expected)
+            # What is kept, packed in panels, and at its ends pages that others share
+            assert _resident(planned) <= kept * 1.05 + 4096 * 2 * LAYERS
+        (reader,) = session.weight_readers
+        assert not reader.why_not
+        assert reader.last is not None
+        assert reader.last.nbytes >= plan.parameter_bytes - kept
+        assert "memonger weights" in {thread.name for thread in threading.enumerate()}
+    assert _resident(planned) == 0
+
+
+def test_sessions_of_one_file_run_beside_each_other(planned: Path, expected: np.ndarray) -> None:
+    with memonger.Session(planned) as one:
+        with memonger.Session(planned) as other:
+            threads = [threading.Thread(target=lambda s=each: [s.run(FEED) for _ in range(5)]) for each in (one, other)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert np.array_equal(other.run(FEED)[RESULT], expected)
+        assert np.array_equal(one.run(FEED)[RESULT], expected)
+
+
+def test_the_thread_ends_with_the_session(planned: Path) -> None:
+    before = threading.active_count()
+    session = memonger.Session(planned)
+    session.run(FEED)
+    del session
+    for thread in threading.enumerate():
+        if thread.name == "memonger weights":
+            thread.join(10)
+    assert threading.active_count() <= before
+
+
+def test_plans_without_need_have_no_window(tmp_path: Path) -> None:
+    for budget in (None, "64MiB"):
+        plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=budget)
+        assert plan.window is None
+        assert plan.resident_parameter_bytes == plan.parameter_bytes
+    plan.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        assert session.weight_readers == ()
+
+
+def test_the_smallest_budget_that_is_named_works() -> None:
+    with pytest.raises(memonger.BudgetError, match=r"no plan within 1\.00 MiB") as refused:
+        memonger.search_plan(_model(), device="cpu", mode="inference", budget="1MiB")
+    smallest = refused.value.smallest
+    assert smallest < 6 * MIB
+    plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=smallest)
+    assert plan.total_bytes <= smallest
+
+
+def test_the_same_plan_again(plan: memonger.Plan) -> None:
+    again = memonger.search_plan(_model(), device="cpu", mode="inference", budget=BUDGET)
+    assert again.window == plan.window
+
+
+def test_a_plan_that_is_in_no_file_is_refused(plan: memonger.Plan) -> None:
+    with pytest.raises(memonger.SessionError, match="they stay in the plan's file, and this plan has none"):
+        memonger.Session(plan)
+
+
+def test_what_does_not_go_with_a_window(plan: memonger.Plan, planned: Path, tmp_path: Path) -> None:
+    with pytest.raises(memonger.SessionError, match="one run at a time: leave out threads='arena'"):
+        memonger.Session(planned, threads="arena")
+    with pytest.raises(memonger.PlanFileError, match="give it a file of its own"):
+        plan.save(tmp_path / "planned.onnx", weights="source")
+
+
+@pytest.mark.parametrize("size", [4096, 1])
+def test_a_file_that_was_changed_is_refused_by_name(own: Path, size: int) -> None:
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session:
+        session.run(FEED)
+        os.truncate(data, data.stat().st_size - size)
+        with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is shorter now"):
+            session.run(FEED)
+
+
+def test_a_file_that_was_written_to_is_refused(own: Path) -> None:
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session:
+        with data.open("r+b") as file:
+            file.write(b"x")
+        os.utime(data, (1, 1))
+        with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is another now"):
+            session.run(FEED)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bytes": 1}, "malformed"),
+        ({"nbytes": 1}, "its window of weights has 1 bytes where"),
+        ({"nbytes": -1}, "malformed"),
+        ({"weights": ["absent"]}, "'absent' is no weight that can stay in the file"),
+        ({"weights": ["w5", "w1"]}, "aren't in the order in which steps read them"),
+    ],
+)
+def test_a_strangers_window_is_checked(own: Path, change: Mapping[str, Any], words: str) -> None:
+    model = onnx.load(own, load_external_data=False)
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            record = json.loads(entry.value)
+            window = {**record["window"], **change}
+            if "bytes" in change:
+                del window["nbytes"]
+            entry.value = json.dumps({**record, "window": window})
+    own.write_bytes(model.SerializeToString())
+    with pytest.raises(memonger.PlanFileError, match=words):
+        memonger.Plan.load(own)
+
+
+def test_where_nothing_tells_pages_the_plan_runs_and_says_so(
+    planned: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_reader, "_why_not", lambda: "this is another system")
+    with memonger.Session(planned) as session:
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
+        assert session.weight_readers[0].why_not == "this is another system"
+
+
+def test_pages_that_were_written_to_stay(tmp_path: Path) -> None:
+    """A page of a private mapping that was written to is in no file: dropping it would lose what was written."""
+    path = tmp_path / "data"
+    path.write_bytes(b"a" * 4 * mmap.PAGESIZE)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
+        address = np.frombuffer(content, np.uint8).ctypes.data
+        pages = os.open("/proc/self/pagemap", os.O_RDONLY)
+        weight_reader._drop(pages, address, len(content))
+        assert content[mmap.PAGESIZE] == ord("a")
+        content[mmap.PAGESIZE] = ord("b")
+        weight_reader._drop(pages, address, len(content))
+        assert content[mmap.PAGESIZE] == ord("b")
+        os.close(pages)
+
+
+def test_a_fleet_counts_what_is_in_memory(plan: memonger.Plan, planned: Path, expected: np.ndarray) -> None:
+    with memonger.Fleet({"one": planned}) as fleet:
+        assert fleet.memory().weights == plan.resident_parameter_bytes
+        assert np.array_equal(fleet["one"].run(FEED)[RESULT], expected)
+        assert _resident(planned) < plan.resident_parameter_bytes
+    assert _resident(planned) == 0
