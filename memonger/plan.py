@@ -471,8 +471,8 @@ class Plan(BasePlan, Header):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
         if weights == "source" and self.window is not None:
             raise PlanFileError(
-                "weights of this plan stay in its file, in the order in which steps read them and as kernels read them, "
-                f"which the source's aren't: give it a file of its own ({option('weights', 'own')})."
+                "weights of this plan stay in its file, in the order in which steps read them, packed as kernels "
+                f"read them, which the source's aren't: give it a file of its own ({option('weights', 'own')})."
             )
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")

@@ -43,7 +43,8 @@ def _ranges(record: Mapping[str, Any]) -> str:
 def _total(record: Mapping[str, Any]) -> str:
     total, workspace = record["total_bytes"], record["workspace_bytes"]
     parts = {
-        weights_word(record): record["resident_parameter_bytes"], "arena": record["arena_bytes"], "workspace": workspace,
+        weights_word(record): record["resident_parameter_bytes"], "arena": record["arena_bytes"],
+        "workspace": workspace,
         "sized at run time": record["run_time_bytes"] or None,
         "inputs": record["input_bytes"], "state": record["state_bytes"] or None,
     }  # fmt: skip
