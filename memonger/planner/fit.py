@@ -27,7 +27,7 @@ from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
-from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare
+from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, with_window
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
 from memonger.schedule.decide import decide
@@ -206,8 +206,13 @@ def fit(
     if chosen.axis_and_chunks is not None:
         raise PlanError(f"fit takes {option('chunks', 'auto')} or {option('chunks', 'off')}, not {chosen.chunks!r}.")
     frontier = whole("frontier", frontier, 0, MOST_POINTS, PlanError)
+    changes = Changes(train_mode, *(lora or ()))
     with collecting_later():
-        return _SizeSearch(source, limit, vary, Changes(train_mode, *(lora or ())), chosen).found(frontier)
+        search = _SizeSearch(source, limit, vary, changes, chosen)
+        found = search.found(frontier)
+        if found.plan is None and search.may_have_window and not search.has_window:
+            found = _SizeSearch(source, limit, vary, changes, chosen, has_window=True).found(frontier)
+        return found
 
 
 @dataclass(slots=True)
@@ -238,9 +243,19 @@ class _SizeSearch:
         vary: The dimension's name.
         changes: What is done to the model before it is planned.
         options: The options of the plan.
+        has_window: Whether weights stay in the plan's file; without chunks, in which they are read in another order.
     """
 
-    def __init__(self, source: Source | Model, memory: int, vary: str, changes: Changes, options: Options) -> None:
+    def __init__(
+        self,
+        source: Source | Model,
+        memory: int,
+        vary: str,
+        changes: Changes,
+        options: Options,
+        has_window: bool = False,
+    ) -> None:
+        self.has_window, self.may_have_window = has_window, False
         self.source, self.memory, self.vary, self.changes = source, memory, vary, changes
         self.begin, self.report = time.perf_counter(), options.progress
         self.dimension = _open_dimension(source, vary, options)
@@ -265,7 +280,7 @@ class _SizeSearch:
     def found(self, points: int) -> Fit:
         """Look for the largest size, and plan so many sizes up to it."""
         size, job = self._first()
-        in_chunks = self.options.chunks != "off" and may_run_in_chunks(job)
+        in_chunks = self.options.chunks != "off" and not self.has_window and may_run_in_chunks(job)
         if self.attempt(size, job).beyond is None:
             self._interpolate(size)
             self._close_in(size, MOST_BATCH + 1, self._estimate(size), self._reached)
@@ -325,6 +340,7 @@ class _SizeSearch:
             source = self.changes.made(source, options.batch, options.dims)
             options = dataclasses.replace(options, batch=None, dims=None)
         job = prepare(source, options, times=True)
+        job = (with_window(job) or job) if self.has_window else job
         return dataclasses.replace(job, request=self._reporting(job.request, size))
 
     def _report_progress(self, what: str) -> None:
@@ -350,8 +366,11 @@ class _SizeSearch:
             assert complaint is not None
             raise complaint
         roles = training_roles.read(job.lowered.model, job.source.name)
-        weights = parameter_bytes(job.lowered.model, roles)
-        if weights > self.memory:
+        weights, in_file = parameter_bytes(job.lowered.model, roles), with_window(job)
+        self.may_have_window = self.options.budget is not None and in_file is not None
+        if weights > self.memory and self.may_have_window and in_file is not None:
+            self.has_window, job = True, in_file
+        elif weights > self.memory:
             what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
             raise PlanError(
                 f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "

@@ -407,22 +407,31 @@ def attempts(job: Job) -> Iterator[Job]:
     With all else as large as it is without a budget more of the weights are left there, and with all else as small as
     the budget makes it fewer: the first computes nothing again.
     """
-    request, model, budget = job.request, job.lowered.model, job.request.budget
-    parameters = parameter_bytes(model, None)
-    reads = []
-    if budget is not None and job.mode == "inference" and packs_here(job.lowered.stamp) and parameters >= MAPPED_LIMIT:
-        reads = weight_reads(model)
-    if budget is None or not reads:
+    budget = job.request.budget
+    in_file = None if budget is None else with_window(job)
+    if budget is None or in_file is None:
         yield job
         return
-    if request.base < budget:
+    if job.request.base < budget:
         yield job.copy()
+    unlimited = dataclasses.replace(in_file.request, budget=None)
+    yield dataclasses.replace(in_file.copy(), request=unlimited, strategy="none")
+    yield in_file.copy()
+
+
+def with_window(job: Job) -> Job | None:
+    """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
+
+    That is for inference on this machine's processor: the file has the weights as its kernels read them.
+    """
+    model, request = job.lowered.model, job.request
+    if job.mode != "inference" or not packs_here(job.lowered.stamp) or parameter_bytes(model, None) < MAPPED_LIMIT:
+        return None
+    reads = weight_reads(model)
+    if not reads:
+        return None
     base = request.base - sum(read.nbytes for read in reads) + largest_at_once(reads)
-    in_file = dataclasses.replace(job, has_window=True)
-    yield dataclasses.replace(
-        in_file.copy(), request=dataclasses.replace(request, budget=None, base=base), strategy="none"
-    )
-    yield dataclasses.replace(in_file.copy(), request=dataclasses.replace(request, base=base))
+    return dataclasses.replace(job, has_window=True, request=dataclasses.replace(request, base=base))
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from memonger.planner.fit import Beyond, Fit
 from memonger.report.chunks import chunks_lines
-from memonger.report.summary import plan_record
+from memonger.report.headline import window_line
+from memonger.report.summary import plan_record, weight_figures
 from memonger.report.text import table_of
 from memonger.units import format_size, in_full
 
@@ -60,6 +61,7 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
             "inputs": plan.input_bytes,
         }
         yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        yield from window_line(weight_figures(plan))
         yield from chunks_lines(plan)
     yield _beyond(fit)
 

@@ -1,6 +1,6 @@
 """A plan in two sentences: what it takes, beside what stock onnxruntime and no plan at all would take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -15,22 +15,19 @@ STATE = "weights and training state"
 
 def headline(record: Mapping[str, Any]) -> tuple[str, str]:
     """The two sentences for a plan's figures, see `memonger.report.summary.plan_record`."""
-    total = (
-        _total(record)
-        + _window(record)
-        + (f" That holds for every size: {_ranges(record)}." if record.get("ranges") else "")
-    )
+    total = " ".join([_total(record), *window_line(record)])
+    total += f" That holds for every size: {_ranges(record)}." if record.get("ranges") else ""
     return total, _comparison(record)
 
 
-def _window(record: Mapping[str, Any]) -> str:
-    """A sentence on weights that stay in the plan's file; empty where none do."""
+def window_line(record: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence on weights that stay in the plan's file, where some do."""
     window = record.get("window")
     if window is None:
-        return ""
+        return
     kept = record["resident_parameter_bytes"] - window["bytes"]
-    return (
-        f" Of {format_size(record['parameter_bytes'])} of weights {format_size(kept)} are kept in memory; the others "
+    yield (
+        f"Of {format_size(record['parameter_bytes'])} of weights {format_size(kept)} are kept in memory; the others "
         f"stay in the plan's file, and a run reads {format_size(window['read_bytes'])} of them through a window of "
         f"{format_size(window['bytes'])}."
     )

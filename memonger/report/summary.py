@@ -29,15 +29,7 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "device": plan.device,
         "batch": plan.batch,
         "nodes": len(plan.graph.nodes),
-        "parameter_bytes": plan.parameter_bytes,
-        "resident_parameter_bytes": plan.resident_parameter_bytes,
-        "window": None
-        if plan.window is None
-        else {
-            "bytes": plan.window.nbytes,
-            "weights": len(plan.window.weights),
-            "read_bytes": plan.read_bytes,
-        },
+        **weight_figures(plan),
         "activation_bytes": plan.activation_bytes,
         "peak_before_bytes": plan.peak_before_bytes,
         "peak_bytes": plan.peak_bytes,
@@ -75,6 +67,16 @@ def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
         "planning_node_seconds": None if spent is None else spent.alone,
         "chunks_time_ratio": None if spent is None else spent.ratio,
         "output": output,
+    }
+
+
+def weight_figures(plan: Plan) -> dict[str, Any]:
+    """How many bytes of weights there are and are in memory, and what passes through memory of those in the file."""
+    window = plan.window
+    return {
+        "parameter_bytes": plan.parameter_bytes,
+        "resident_parameter_bytes": plan.resident_parameter_bytes,
+        "window": window and {"bytes": window.nbytes, "weights": len(window.weights), "read_bytes": plan.read_bytes},
     }
 
 

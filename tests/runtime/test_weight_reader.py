@@ -34,6 +34,15 @@ def _model() -> onnx.ModelProto:
     return model_of(nodes, {"v0": [128, WIDTH]}, {f"v{LAYERS}": [128, WIDTH]}, **weights)
 
 
+def _open() -> onnx.ModelProto:
+    """The same products of an open batch."""
+    nodes, weights = [], {}
+    for layer in range(LAYERS):
+        weights[f"w{layer}"] = normal(layer, WIDTH, WIDTH) / np.float32(WIDTH)
+        nodes.append(helper.make_node("MatMul", [f"v{layer}", f"w{layer}"], [f"v{layer + 1}"], name=f"product{layer}"))
+    return model_of(nodes, {"v0": ["batch", WIDTH]}, {f"v{LAYERS}": ["batch", WIDTH]}, **weights)
+
+
 FEED = {"v0": normal(5, 128, WIDTH)}
 RESULT = f"v{LAYERS}"
 
@@ -226,3 +235,14 @@ def test_a_fleet_counts_what_is_in_memory(plan: memonger.Plan, planned: Path, ex
         assert np.array_equal(fleet["one"].run(FEED)[RESULT], expected)
         assert _resident(planned) < plan.resident_parameter_bytes
     assert _resident(planned) == 0
+
+
+def test_fit_says_what_fits_below_the_weights() -> None:
+    model = _open()
+    answer = memonger.fit(model, BUDGET, device="cpu", mode="inference")
+    assert answer.plan is not None
+    assert answer.plan.window is not None
+    assert answer.size > 1
+    assert answer.plan.total_bytes <= 6 * MIB
+    largest = memonger.search_plan(model, batch=answer.size, device="cpu", mode="inference", budget=BUDGET)
+    assert largest.total_bytes <= 6 * MIB
