@@ -191,19 +191,22 @@ class _FileWriter:
     def weight(self, tensor: ir.TensorProtocol) -> tuple[int, str]:
         """Write a tensor, unless the same bytes are there already; returns where they begin, and a digest of them."""
         self.digest.update(str(tensor.name).encode())
+        return self._write_once(content(tensor), tensor.nbytes)
+
+    def copy(self, copy: Copy) -> Packed:
+        """Write a packed copy, likewise: onnxruntime reads one of those that are equal."""
+        parts = read_bytes(copy.file, copy.offset, copy.length, str(copy.weight.name))
+        begin, digest = self._write_once(parts, copy.length)
+        return Packed(copy.key, begin, copy.length, digest)
+
+    def _write_once(self, parts: Iterator[Any], length: int) -> tuple[int, str]:
         end = self._target.tell()
-        begin, digest = self._write(content(tensor), tensor.nbytes)
+        begin, digest = self._write(parts, length)
         there = self._there.setdefault(digest, begin)
         if there != begin:
             self._target.seek(end)
             self._target.truncate()
         return there, digest
-
-    def copy(self, copy: Copy) -> Packed:
-        """Write a packed copy."""
-        parts = read_bytes(copy.file, copy.offset, copy.length, str(copy.weight.name))
-        begin, digest = self._write(parts, copy.length)
-        return Packed(copy.key, begin, copy.length, digest)
 
     def _write(self, parts: Iterator[Any], length: int) -> tuple[int, str]:
         at, own = self._target.tell(), hashlib.sha256()

@@ -19,7 +19,7 @@ from memonger.graph.verify import verify
 from memonger.graph.weight_window import weight_reads
 from memonger.ir.maps import maps_of
 from memonger.ir.operators import facts
-from memonger.ir.packed import packed_of
+from memonger.ir.packed import all_packed, packed_of
 from memonger.model.kept_state import check_state, every_name
 from memonger.plan import Plan, graph_of, limit_of
 from memonger.runtime import ort
@@ -133,7 +133,8 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
             f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
-    named, files, reads = set(plan.window.weights), dict[str, int](), list[WeightRead]()
+    named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), plan.weight_digests
+    copies = {digests.get(str(tensor.name)): packed for tensor, packed in all_packed(plan.model)}
     for read in weight_reads(plan.model):
         tensor = plan.model.graph.initializers[read.name].const_value
         if read.name not in named:
@@ -141,6 +142,8 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
         if not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
         file, packed = files.setdefault(os.path.realpath(tensor.path), len(files)), packed_of(tensor)
+        if packed is None and read.packed:  # onnxruntime finds copies by content: equal weights have one
+            packed = copies.get(digests.get(read.name, ""))
         spans = [] if packed is None else [FileSpan(file, packed.offset, packed.length, ahead=True)]
         if packed is None or read.whole is not None:
             spans.append(FileSpan(file, tensor.offset or 0, tensor.nbytes, ahead=read.whole is not False))

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,9 @@ _LOADING_PAUSE = 5e-3
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
+
+_ALL = 16
+"""Every so many looks are at all weights that are left: of some no step may read the page that is looked at."""
 
 _PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)  # bits of a page in /proc/self/pagemap
 
@@ -72,7 +76,6 @@ class WeightReader:
         schedule: What is read in which order.
 
     Attributes:
-        why_not: Why the window isn't held here; empty where it is.
         last: What the last run took; None before it.
 
     Raises:
@@ -81,13 +84,18 @@ class WeightReader:
 
     def __init__(self, schedule: ReadSchedule) -> None:
         self._files = [_DataFile(path) for path in schedule.files]
-        self.why_not = _why_not()
+        self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
         self._nbytes = sum(span.length for read in schedule.reads for span in read.spans if span.ahead)
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
             threading.Thread(target=self._follower.follow, name="memonger weights", daemon=True).start()
+
+    @property
+    def why_not(self) -> str:
+        """Why the window isn't held here; empty where it is."""
+        return self._follower.why_not
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -96,21 +104,25 @@ class WeightReader:
         with self._at("load"):
             yield
         if not self.why_not:
-            self.why_not = self._follower.find(before)
+            self._follower.find(before)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """For one run.
+        """For one run; others wait meanwhile.
 
         Raises:
             SessionError: a file has changed since the session was made.
         """
-        for file in self._files:
-            file.check()
-        begin, fetched = time.perf_counter(), self._follower.fetched
-        with self._at("run"):
+        if os.getpid() != self._owner:  # in a fork there is no such thread, and the engine refuses to run
             yield
-        self.last = Reading(self._nbytes, self._follower.fetched - fetched, time.perf_counter() - begin)
+            return
+        with self._one_run:
+            for file in self._files:
+                file.check()
+            begin, fetched = time.perf_counter(), self._follower.fetched
+            with self._at("run"):
+                yield
+            self.last = Reading(self._nbytes, self._follower.fetched - fetched, time.perf_counter() - begin)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -178,20 +190,24 @@ def _why_not() -> str:
 
 
 class _Follower:
-    """What the thread does."""
+    """What the thread does.
+
+    Attributes:
+        why_not: Why it doesn't; empty where it does.
+        fetched: Bytes that it had the system fetch from the disk.
+    """
 
     def __init__(self, schedule: ReadSchedule, files: list[_DataFile]) -> None:
         self._schedule, self._files = schedule, files
         self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
         self._is_idle.set()
         self._work = ""
-        self._pieces: list[list[tuple[int, int]]] = [
-            [] for _ in schedule.reads
-        ]  # addresses and lengths, of whole pages
-        self._watched: list[list[int]] = [[] for _ in schedule.reads]  # addresses of pages
+        self.why_not, self.fetched = _why_not(), 0
+        # Of each weight addresses and lengths of whole pages, and the addresses of those that tell whether it is read
+        self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
+        self._watched: list[list[int]] = [[] for _ in schedule.reads]
         self._is_there, self._ahead = [False] * len(schedule.reads), 0
         self._is_short = False
-        self.fetched = 0  # bytes from the disk
 
     # By the thread that runs the plan
 
@@ -210,30 +226,28 @@ class _Follower:
         self._work = "end"
         self._begins.set()
 
-    def find(self, before: Collection["_Map"]) -> str:
+    def find(self, before: Collection["_Map"]) -> None:
         """Find where the weights are mapped by the sessions that were made, and drop what these have read.
 
         Mappings of before are of other sessions: who uses an address of theirs may find that it is another's by then.
-
-        Returns: why the window can't be held; empty where it can.
         """
         maps = [one for one in _maps(self._files) if one not in before]
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             for one in maps:
                 _drop(pages.fileno(), one.address, one.length)
+        seen = set[tuple[int, int]]()
         for number, read in enumerate(self._schedule.reads):
             for span in read.spans:
-                places = _addresses(maps, span)
+                places, tells = _addresses(maps, span), span.ahead and (span.file, span.begin) not in seen
+                seen.add((span.file, span.begin))  # equal weights are there once: which of them is read, no page tells
                 if not places:
-                    return (
-                        f"onnxruntime doesn't map {self._files[span.file].path}, but has weights in memory of its own"
-                    )
+                    path = self._files[span.file].path
+                    self.why_not = f"onnxruntime doesn't map {path}, but has weights in memory of its own"
                 for begin, length in places:
                     first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
                     self._pieces[number].append((first, last - first))
                     middle = begin + length // 2
-                    self._watched[number] += [] if not span.ahead else [min(begin + _AROUND, middle), middle]
-        return ""
+                    self._watched[number] += [min(begin + _AROUND, middle), middle] if tells else []
 
     # By the thread
 
@@ -252,8 +266,11 @@ class _Follower:
                     self._while_running(pages)
                 self.fetched = _fetched() - before
                 self._is_idle.set()
+        except OSError as error:
+            self.why_not = f"the system refused to tell or to read pages ({error.strerror})"
         finally:
             os.close(pages)
+            self.why_not = self.why_not or "its thread has ended"
             self._is_idle.set()
 
     def _while_loading(self) -> None:
@@ -268,11 +285,11 @@ class _Follower:
                     _advise(one.address, one.length, _PAGEOUT)
 
     def _while_running(self, pages: int) -> None:
-        reads, begun, is_over = self._schedule.reads, -1, False
+        reads, begun = self._schedule.reads, -1
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for read in reads for span in read.spans)
-        while not is_over:
-            newest = self._newest(pages, begun)
+        for look in count():
+            newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
                 self._is_there[begun + 1 : newest + 1] = [True] * (newest - begun)
                 for number in range(newest):
@@ -280,16 +297,18 @@ class _Follower:
                         self._drop(pages, number)
             self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
+            if is_over:
+                break
         for number in range(len(reads)):
             if self._is_there[number] or number > begun:
                 self._drop(pages, number)
         self._ahead = 0
         self._read_ahead(-1)
 
-    def _newest(self, pages: int, begun: int) -> int:
-        """The last weight that some step has begun to read, among those that come next."""
+    def _newest(self, pages: int, begun: int, among: int) -> int:
+        """The last weight that some step has begun to read, ``among`` so many that come next."""
         newest = begun
-        for number in range(begun + 1, min(begun + 1 + _NEXT, len(self._watched))):
+        for number in range(begun + 1, min(begun + 1 + among, len(self._watched))):
             for address in self._watched[number]:
                 if os.pread(pages, 8, address // _PAGE * 8)[7] >> 7:
                     newest = number

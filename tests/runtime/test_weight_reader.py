@@ -246,3 +246,64 @@ def test_fit_says_what_fits_below_the_weights() -> None:
     assert answer.plan.total_bytes <= 6 * MIB
     largest = memonger.search_plan(model, batch=answer.size, device="cpu", mode="inference", budget=BUDGET)
     assert largest.total_bytes <= 6 * MIB
+
+
+def test_a_fork_is_told_and_does_not_wait(planned: Path) -> None:
+    with memonger.Session(planned) as session:
+        session.run(FEED)
+        child = os.fork()
+        if not child:
+            try:
+                session.run(FEED)
+            except memonger.SessionError as error:
+                os._exit(0 if "before the process forked" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_reader_that_fails_says_so_and_the_plan_runs_on(
+    planned: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memonger.Session(planned) as session:
+
+        def refuse(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(weight_reader.os, "posix_fadvise", refuse)
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
+        assert "Input/output error" in session.weight_readers[0].why_not
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
+
+
+def test_equal_weights_are_read_as_one_place_of_the_file(tmp_path: Path) -> None:
+    model = _model()
+    for tensor in model.graph.initializer[2:]:
+        if tensor.name in ("w3", "w6"):
+            tensor.raw_data = next(one.raw_data for one in model.graph.initializer if one.name == "w1")
+    memonger.search_plan(model, device="cpu", mode="inference", budget=BUDGET).save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        for _ in range(2):
+            assert np.array_equal(session.run(FEED)[RESULT], run_stock(model, FEED, "ORT_ENABLE_ALL")[RESULT])
+        assert not session.weight_readers[0].why_not
+
+
+def test_a_step_that_reads_no_page_that_is_looked_at_stops_nothing(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes behind it is seen all the same."""
+    monkeypatch.setattr(weight_reader, "_NEXT", 1)
+    with memonger.Session(planned) as session:
+        follower, seen = session.weight_readers[0]._follower, set()
+        follower._watched[0] = []
+        drop = follower._drop
+
+        def noted(pages: int, number: int) -> None:
+            seen.add((number, follower._is_over.is_set()))
+            drop(pages, number)
+
+        monkeypatch.setattr(follower, "_drop", noted)
+        for _ in range(200):
+            session.run(FEED)
+            if (0, False) in seen:
+                return
+        raise AssertionError("weight 0 was never dropped during a run")
