@@ -1,0 +1,251 @@
+"""Models in less memory than their weights take, beside stock onnxruntime: ``python -m benchmarks.inference.larger``.
+
+Writes larger.txt. Each network is planned for 100, 60, 40 and 25 % of its weights and activations (what a plan without
+a budget takes). A process of its own loads the planned file and runs it in a memory control group of the kernel's,
+whose limit is the budget and what the process takes beside it (`SPARE`, in which modules and pages of libraries are);
+where none can be made, without one, and the table says so. Beside it stock onnxruntime, with default options and
+without packing (``session.disable_prepacking``), weights in a file beside the model, outside any group; and in the same
+group.
+
+Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported. A
+cold run finds nothing of the weights in the system's cache, the warm one is the median of those after it; cached:
+outside any group, where the system's cache may keep what it likes. Rows are kept in larger.json: ``--resume`` takes
+them and measures what isn't there. ``--files FILE...`` adds rows of other models.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
+
+HERE = Path(__file__).parent
+NETWORKS = ("resnet50", "vit_b16", "vit_l16")
+LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
+SHARES = (1.0, 0.6, 0.4, 0.25)
+RUNS = 4  # the first one cold
+SPARE = 80 * MIB
+"""Bytes for what a budget doesn't count: modules of Python, onnxruntime's code and its nodes."""
+LONGEST = 300.0  # seconds of a process in a group: what takes longer thrashes
+STATUS = Path("/proc/self/status")
+
+TABLE = Table(
+    "network<14", "what<22", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "limit>8.0f",
+    "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "bits<9",
+)  # fmt: skip
+
+
+def _memory() -> dict[str, float]:
+    """MiB that are resident in this process now, and were at most."""
+    fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return {key: int(fields[key].split()[0]) / 1024 for key in ("VmRSS", "VmHWM")}
+
+
+def child(kind: str, path: str) -> None:
+    """One process: load, run cold, run warm, say what it took.
+
+    Args:
+        kind: ``planned``, ``stock`` or ``mapped``: stock onnxruntime without packing.
+        path: The model.
+    """
+    import numpy as np
+    import onnxruntime
+
+    def feed(shape: Sequence[Any], is_float: bool) -> Any:
+        dims = [dim if isinstance(dim, int) else 1 for dim in shape]
+        return draw.standard_normal(dims).astype(np.float32) if is_float else draw.integers(0, 100, dims)
+
+    def forget() -> None:
+        for data in filter(Path.is_file, Path(path).parent.iterdir()):
+            with data.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    draw, begin = np.random.default_rng(0), time.perf_counter()
+    before = _memory()["VmRSS"]
+    if kind == "planned":
+        import memonger
+
+        session = memonger.Session(path, check_weights=False)
+        shapes = {one.name: (one.shape, one.dtype.is_floating_point()) for one in session._model.programs[0].inputs}
+        feeds = {name: feed(*shape) for name, shape in shapes.items()}
+
+        def run() -> list[Any]:
+            return list(session.run(feeds).values())
+    else:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        if kind == "mapped":
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        stock = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        feeds = {one.name: feed(one.shape, "float" in one.type) for one in stock.get_inputs()}
+
+        def run() -> list[Any]:
+            return list(stock.run(None, feeds))
+
+    loaded, load_seconds, seconds = _memory(), time.perf_counter() - begin, []
+    forget()
+    for _ in range(RUNS):
+        begin = time.perf_counter()
+        results = run()
+        seconds.append(time.perf_counter() - begin)
+    digest = hashlib.sha256(b"".join(f"{one.dtype}{one.shape}".encode() + one.tobytes() for one in results)).hexdigest()
+    answer = {
+        "peak": _memory()["VmHWM"] - before, "loaded": loaded["VmHWM"] - before, "load": load_seconds,
+        "cold": seconds[0], "warm": statistics.median(seconds[1:]), "digest": digest,
+    }  # fmt: skip
+    print(json.dumps(answer))
+
+
+@contextmanager
+def group(limit: int | None) -> Iterator[Path | None]:
+    """A memory control group of the kernel's with a limit in bytes; None where there is to be none, or can't be."""
+    version1 = Path("/sys/fs/cgroup/memory")
+    folder = (version1 if version1.is_dir() else Path("/sys/fs/cgroup")) / f"memonger-larger-{os.getpid()}"
+    made = False
+    if limit is not None:
+        with suppress(OSError):
+            folder.mkdir()
+            made = True
+            (folder / ("memory.limit_in_bytes" if version1.is_dir() else "memory.max")).write_text(str(limit))
+    try:
+        yield folder if made else None
+    finally:
+        for _ in range(100 if made else 0):  # until the last process in it is gone
+            with suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def ask(kind: str, path: Path, limit: int | None = None) -> dict[str, Any]:
+    """What a process says, in a group of its own if there is a limit; or how it ended."""
+    with group(limit) as folder:
+        command = [sys.executable, "-m", "benchmarks.inference.larger", "--child", kind, str(path)]
+        if folder is not None:
+            entered = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
+            command = ["sh", "-c", entered, "sh", *command]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST if folder else None)
+        except subprocess.TimeoutExpired:
+            return {"ended": f"> {LONGEST:.0f} s"}
+        if done.returncode and folder is None:
+            raise RuntimeError(done.stderr.strip()[-2000:] or f"exit status {done.returncode}")
+        if done.returncode:
+            killed = done.returncode in (-9, 137) or "ended by SIGKILL" in done.stderr
+            return {"ended": "killed" if killed else "failed", "error": done.stderr.strip()[-500:]}
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer | {"limit": None if folder is None else (limit or 0) / MIB}
+
+
+def _plan(source: Path, folder: Path, budget: int | None) -> dict[str, Any]:
+    """Plan in a process that ends, so that its memory is back; the planned file is ``planned.onnx``."""
+    program = (
+        "import json, sys, memonger\n"
+        "budget = int(sys.argv[3]) or None\n"
+        "plan = memonger.search_plan(sys.argv[1], device='cpu', mode='inference', budget=budget)\n"
+        "plan.save(sys.argv[2])\n"
+        "window = plan.window.nbytes if plan.window is not None else 0\n"
+        "print(json.dumps({'total': plan.total_bytes, 'resident': plan.resident_parameter_bytes, 'window': window,\n"
+        "                  'read': plan.read_bytes}))\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(folder / "planned.onnx"), str(budget or 0)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"refused": done.stderr.strip().splitlines()[-1]}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def measured(name: str, record: Record) -> None:
+    """A network: plans and stock onnxruntime, each in processes of their own."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as made:
+        folder = Path(made)
+        source = Path(name).absolute() if Path(name).suffix else _written(name, folder)
+        row: dict[str, Any] = {kind: ask(kind, source) for kind in ("stock", "mapped")}
+        whole = _plan(source, folder, None)
+        row["budgets"] = []
+        for share in SHARES:
+            budget = round(share * whole["total"])
+            plan = whole if share == 1 else _plan(source, folder, budget)
+            one: dict[str, Any] = {"share": share, "budget": budget, "plan": plan}
+            if "refused" not in plan:
+                one["planned"] = ask("planned", folder / "planned.onnx", budget + SPARE)
+                one["free"] = ask("planned", folder / "planned.onnx")
+            one["stock"] = ask("stock", source, budget + SPARE)
+            row["budgets"].append(one)
+        record.add(Path(name).stem, row)
+
+
+def _written(name: str, folder: Path) -> Path:
+    import onnx_ir as ir
+
+    import models
+
+    network, settings = LARGE.get(name, (name, {}))
+    (folder / "source").mkdir()
+    path = folder / "source" / "model.onnx"
+    ir.save(models.build_ir(network, batch=1, **settings), path, external_data="model.data")
+    return path
+
+
+def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
+    """The table."""
+    yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir"))
+    yield "MiB and seconds; kept, window: weights in memory; read: weights that a run reads from the file; peak: all"
+    yield f"that the process grew by; limit: of its control group, the budget and {SPARE // MIB} MiB"
+    yield ""
+    yield TABLE.heading
+    for name, row in rows.items():
+        for kind, what in (("stock", "stock"), ("mapped", "stock, packing off")):
+            yield TABLE.row(name, what, *[None] * 4, *_figures(row[kind], row["stock"]["digest"]))
+        for one in row["budgets"]:
+            plan, budget = one["plan"], one["budget"] / MIB
+            if "refused" in plan:
+                yield TABLE.row(name, f"planned, {one['share']:.0%}", budget) + f"  refused: {plan['refused'][:60]}"
+            else:
+                sizes = [plan["resident"] - plan["window"], plan["window"], plan["read"]]
+                figures = _figures(one["planned"], row["stock"]["digest"], one["free"]["warm"])
+                yield TABLE.row(name, f"planned, {one['share']:.0%}", budget, *(s / MIB for s in sizes), *figures)
+            yield TABLE.row(
+                name, "stock, same limit", budget, *[None] * 3, *_figures(one["stock"], row["stock"]["digest"])
+            )
+        yield ""
+
+
+def _figures(answer: Mapping[str, Any], digest: str, cached: float | None = None) -> list[Any]:
+    if "ended" in answer:
+        return [None, None, None, None, None, None, answer["ended"]]
+    same = "same" if answer["digest"] == digest else "differ"
+    return [answer["peak"], answer.get("limit"), answer["load"], answer["cold"], answer["warm"], cached, same]
+
+
+def main() -> None:
+    """Measure, print the table and keep it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NETWORKS)}; all where there is none")
+    parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="other models")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where the table and its rows are kept")
+    given = parser.parse_args()
+    record = Record(given.out / "larger.json", given.resume)
+    names = [*(given.names or ([] if given.files else NETWORKS)), *given.files]
+    for name in progress(names, record, lambda one: Path(one).stem in record.rows):
+        measured(name, record)
+    keep(lines(record.rows, "inference.larger --files FILE..."), given.out / "larger.txt")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:])
+    else:
+        main()
