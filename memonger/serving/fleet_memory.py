@@ -16,6 +16,8 @@ class FleetMemory:
         arenas: The largest arena that one of them needs, as often as there are arenas.
         workspace: The largest workspace likewise; and of each model whose inputs decide sizes what that may take.
         pipelines: What pipelines keep between their models, likewise.
+        in_files: Weights beside these that stay in the plans' files, as a budget below all of them has it; the total
+            doesn't have them.
     """
 
     weights: int
@@ -23,6 +25,7 @@ class FleetMemory:
     arenas: int
     workspace: int
     pipelines: int
+    in_files: int = 0
 
     @property
     def total(self) -> int:
@@ -38,6 +41,7 @@ class Need:
     session: int
     arena: int
     workspace: int
+    in_files: int = 0
     own: int | None = None  # of a model that is held to it: what onnxruntime may take by itself, workspace included
 
 
@@ -73,4 +77,5 @@ def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> Fle
         arenas * max((need.workspace for need in needs if need.own is None), default=0)
         + arenas * sum(need.own or 0 for need in needs),
         arenas * pipelines,
+        sum(need.in_files for need in needs),
     )

@@ -63,6 +63,7 @@ def need_of(plans: Sequence[Plan]) -> Need:
         session=max(plan.session_bytes or 0 for plan in plans),
         arena=max(plan.arena_bytes for plan in plans),
         workspace=max(plan.workspace_bytes or 0 for plan in plans),
+        in_files=sum(plans[index].parameter_bytes - plans[index].resident_parameter_bytes for index in groups),
         own=_own(plans),
     )
 

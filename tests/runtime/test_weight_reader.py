@@ -232,6 +232,7 @@ def test_pages_that_were_written_to_stay(tmp_path: Path) -> None:
 def test_a_fleet_counts_what_is_in_memory(plan: memonger.Plan, planned: Path, expected: np.ndarray) -> None:
     with memonger.Fleet({"one": planned}) as fleet:
         assert fleet.memory().weights == plan.resident_parameter_bytes
+        assert fleet.memory().in_files == plan.parameter_bytes - plan.resident_parameter_bytes
         assert np.array_equal(fleet["one"].run(FEED)[RESULT], expected)
         assert _resident(planned) < plan.resident_parameter_bytes
     assert _resident(planned) == 0
