@@ -230,6 +230,11 @@ class Plan(BasePlan, Header):
         return resident_bytes(weight_reads(self.model), self.window, self.parameter_bytes)
 
     @property
+    def kept_parameter_bytes(self) -> int:
+        """Those of `parameter_bytes` that are in memory all the time: all of them where there is no `window`."""
+        return self.resident_parameter_bytes - (0 if self.window is None else self.window.nbytes)
+
+    @property
     def read_bytes(self) -> int:
         """Bytes of weights that a run reads from the plan's file, through its `window`; 0 without one."""
         named = set() if self.window is None else set(self.window.weights)

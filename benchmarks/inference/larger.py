@@ -36,6 +36,10 @@ SHARES = (1.0, 0.6, 0.4, 0.25)
 RUNS = 4  # the first one cold
 SPARE = 80 * MIB
 """Bytes for what a budget doesn't count: modules of Python, onnxruntime's code and its nodes."""
+MEMBERS, MEMBER, INPUT = 10, "resnet50", (1, 3, 224, 224)
+FLEET = "fleet"
+FLEET_SPARE = 160 * MIB
+"""The same of a fleet, whose sessions each have nodes."""
 LONGEST = 300.0  # seconds of a process in a group: what takes longer thrashes
 STATUS = Path("/proc/self/status")
 
@@ -55,8 +59,8 @@ def child(kind: str, path: str) -> None:
     """One process: load, run cold, run warm, say what it took.
 
     Args:
-        kind: ``planned``, ``stock`` or ``mapped``: stock onnxruntime without packing.
-        path: The model.
+        kind: ``planned``, ``stock`` or ``mapped``: stock onnxruntime without packing; ``fleet``, ``fleet of stock``.
+        path: The model; of a fleet a folder with a folder for each.
     """
     import numpy as np
     import onnxruntime
@@ -72,7 +76,32 @@ def child(kind: str, path: str) -> None:
 
     draw, begin = np.random.default_rng(0), time.perf_counter()
     before = _memory()["VmRSS"]
-    if kind == "planned":
+    if kind == "fleet":
+        import memonger
+
+        folders = sorted(Path(path).iterdir())
+        fleet = memonger.Fleet({one.name: one / "planned.onnx" for one in folders}, check_weights=False)
+        feeds = {"x": feed(INPUT, is_float=True)}
+        path = str(folders[0])
+
+        def run() -> list[Any]:
+            return [
+                result
+                for name in fleet
+                for result in fleet[name].run({fleet[name].input_names[0]: feeds["x"]}).values()
+            ]
+    elif kind == "fleet of stock":
+        folders = sorted(Path(path).iterdir())
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        providers = ["CPUExecutionProvider"]
+        sessions = [onnxruntime.InferenceSession(one / "model.onnx", options, providers=providers) for one in folders]
+        feeds = {"x": feed(INPUT, is_float=True)}
+        path = str(folders[0])
+
+        def run() -> list[Any]:
+            return [result for one in sessions for result in one.run(None, {one.get_inputs()[0].name: feeds["x"]})]
+    elif kind == "planned":
         import memonger
 
         session = memonger.Session(path, check_weights=False)
@@ -186,6 +215,29 @@ def measured(name: str, record: Record) -> None:
         record.add(Path(name).stem, row)
 
 
+def measured_fleet(record: Record) -> None:
+    """Networks of different weights in one process, in a fleet, whose models share one window."""
+    import onnx_ir as ir
+
+    import models
+
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as made:
+        kept, window, rest, whole = 0, 0, 0, 0
+        for seed in range(MEMBERS):
+            folder = Path(made) / f"{seed:02}"
+            folder.mkdir()
+            ir.save(models.build_ir(MEMBER, batch=1, seed=seed), folder / "model.onnx", external_data="model.data")
+            size = (folder / "model.data").stat().st_size
+            plan = _plan(folder / "model.onnx", folder, size * 3 // 10)
+            kept, window = kept + plan["resident"] - plan["window"], max(window, plan["window"])
+            rest, whole = max(rest, plan["total"] - plan["resident"]), whole + size
+        limit = kept + window + rest + FLEET_SPARE
+        row = {kind: ask(kind, Path(made)) for kind in ("fleet of stock", "fleet")}
+        row |= {"weights": {"bytes": whole}}
+        row |= {f"{kind}, limited": ask(kind, Path(made), limit) for kind in ("fleet of stock", "fleet")}
+        record.add(FLEET, row)
+
+
 def _written(name: str, folder: Path) -> Path:
     import onnx_ir as ir
 
@@ -206,6 +258,9 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
     yield ""
     yield TABLE.heading
     for name, row in rows.items():
+        if name == FLEET:
+            yield from fleet_lines(row)
+            continue
         for kind, what in (("stock", "stock"), ("mapped", "stock, packing off")):
             yield TABLE.row(name, what, *[None] * 4, *_figures(row[kind], row["stock"]["digest"]))
         for one in row["budgets"]:
@@ -222,6 +277,18 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
         yield ""
 
 
+def fleet_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """The table of the fleet."""
+    weights = row["weights"]["bytes"] / MIB
+    yield f"{MEMBERS} {MEMBER}s of {weights:.0f} MiB of weights, in one process"
+    yield TABLE.heading
+    for kind, what in (("fleet of stock", "stock"), ("fleet", "planned")):
+        for name, where in ((kind, what), (f"{kind}, limited", f"{what}, limited")):
+            answer = row[name]
+            figures = _figures(answer, row["fleet of stock"].get("digest", ""))
+            yield TABLE.row(f"{MEMBERS} {MEMBER}", where, *[None] * 4, *figures)
+
+
 def _figures(answer: Mapping[str, Any], digest: str, cached: float | None = None) -> list[Any]:
     if "ended" in answer:
         return [None, None, None, None, None, None, answer["ended"]]
@@ -234,11 +301,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NETWORKS)}; all where there is none")
     parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="other models")
+    parser.add_argument("--fleet", action="store_true", help="the fleet alone")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where the table and its rows are kept")
     given = parser.parse_args()
     record = Record(given.out / "larger.json", given.resume)
-    names = [*(given.names or ([] if given.files else NETWORKS)), *given.files]
+    names = [*(given.names or ([] if given.files or given.fleet else NETWORKS)), *given.files]
+    if not (given.names or given.files) and FLEET not in record.rows:
+        measured_fleet(record)
     for name in progress(names, record, lambda one: Path(one).stem in record.rows):
         measured(name, record)
     keep(lines(record.rows, "inference.larger --files FILE..."), given.out / "larger.txt")

@@ -11,13 +11,13 @@ class FleetMemory:
     """What a fleet is planned to take, in bytes; inputs and outputs are the caller's.
 
     Attributes:
-        weights: Of the models that are loaded, weights that several of them have counted with each.
+        weights: Of the models that are loaded, weights that several of them have counted with each. Of weights that
+            stay in the plans' files the largest window, as often as there are arenas: what idles has none in memory.
         sessions: About what onnxruntime and Python take beside them, see `memonger.Plan.session_bytes`.
         arenas: The largest arena that one of them needs, as often as there are arenas.
         workspace: The largest workspace likewise; and of each model whose inputs decide sizes what that may take.
         pipelines: What pipelines keep between their models, likewise.
-        in_files: Weights beside these that stay in the plans' files, as a budget below all of them has it; the total
-            doesn't have them.
+        in_files: Bytes of weights that stay in the plans' files, as a budget below all of them has it.
     """
 
     weights: int
@@ -41,6 +41,7 @@ class Need:
     session: int
     arena: int
     workspace: int
+    window: int = 0
     in_files: int = 0
     own: int | None = None  # of a model that is held to it: what onnxruntime may take by itself, workspace included
 
@@ -71,7 +72,7 @@ def memory_of(needs: Sequence[Need], arenas: int = 1, pipelines: int = 0) -> Fle
         pipelines: Bytes that pipelines keep between their models.
     """
     return FleetMemory(
-        sum(need.weights for need in needs),
+        sum(need.weights for need in needs) + arenas * max((need.window for need in needs), default=0),
         sum(need.session for need in needs),
         arenas * max((need.arena for need in needs), default=0),
         arenas * max((need.workspace for need in needs if need.own is None), default=0)

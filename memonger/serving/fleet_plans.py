@@ -59,11 +59,12 @@ def need_of(plans: Sequence[Plan]) -> Need:
     """What plans of one model need: weights of those that differ in shapes alone once, the largest of all else."""
     groups = [members[0] for members in program.alike(plans)] if len(plans) > 1 else [0]
     return Need(
-        weights=sum(plans[index].resident_parameter_bytes for index in groups),
+        weights=sum(plans[index].kept_parameter_bytes for index in groups),
         session=max(plan.session_bytes or 0 for plan in plans),
         arena=max(plan.arena_bytes for plan in plans),
         workspace=max(plan.workspace_bytes or 0 for plan in plans),
-        in_files=sum(plans[index].parameter_bytes - plans[index].resident_parameter_bytes for index in groups),
+        window=max((plan.window.nbytes for plan in plans if plan.window is not None), default=0),
+        in_files=sum(plans[index].parameter_bytes - plans[index].kept_parameter_bytes for index in groups),
         own=_own(plans),
     )
 

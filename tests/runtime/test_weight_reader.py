@@ -88,7 +88,7 @@ def test_a_budget_below_the_weights_is_held(plan: memonger.Plan, planned: Path, 
     assert plan.window is not None
     assert plan.parameter_bytes >= 15 * MIB > 6 * MIB >= plan.total_bytes
     assert memonger.Plan.load(planned).total_bytes == plan.total_bytes
-    kept = plan.resident_parameter_bytes - plan.window.nbytes
+    kept = plan.kept_parameter_bytes
     with memonger.Session(planned) as session:
         for _ in range(3):
             assert np.array_equal(session.run(FEED)[RESULT], expected)
@@ -229,12 +229,24 @@ def test_pages_that_were_written_to_stay(tmp_path: Path) -> None:
         os.close(pages)
 
 
-def test_a_fleet_counts_what_is_in_memory(plan: memonger.Plan, planned: Path, expected: np.ndarray) -> None:
-    with memonger.Fleet({"one": planned}) as fleet:
-        assert fleet.memory().weights == plan.resident_parameter_bytes
-        assert fleet.memory().in_files == plan.parameter_bytes - plan.resident_parameter_bytes
-        assert np.array_equal(fleet["one"].run(FEED)[RESULT], expected)
-        assert _resident(planned) < plan.resident_parameter_bytes
+def test_models_of_a_fleet_share_one_window(plan: memonger.Plan, planned: Path, tmp_path: Path) -> None:
+    """What idles has its kept weights alone in memory."""
+    model = _model()
+    for tensor in model.graph.initializer:
+        if tensor.name == "w0":
+            tensor.raw_data = normal(77, WIDTH, WIDTH).tobytes()
+    expected = run_stock(model, FEED, "ORT_ENABLE_ALL")[RESULT]
+    memonger.search_plan(model, device="cpu", mode="inference", budget=BUDGET).save(tmp_path / "planned.onnx")
+    assert plan.window is not None
+    with memonger.Fleet({"one": planned, "two": tmp_path / "planned.onnx"}) as fleet:
+        memory = fleet.memory()
+        assert memory.weights == 2 * plan.kept_parameter_bytes + plan.window.nbytes
+        assert memory.in_files == 2 * (plan.parameter_bytes - plan.kept_parameter_bytes)
+        for _ in range(2):
+            fleet["one"].run(FEED)
+            assert np.array_equal(fleet["two"].run(FEED)[RESULT], expected)
+        both = _resident(planned) + _resident(tmp_path / "planned.onnx")
+        assert both <= 2 * (plan.kept_parameter_bytes * 1.05 + 4096 * 2 * LAYERS)
     assert _resident(planned) == 0
 
 
