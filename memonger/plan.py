@@ -352,7 +352,7 @@ class Plan(BasePlan, Header):
     @cached_property
     def _weights_in_process(self) -> session_memory.Weights:
         persistent = self.training.persistent if self.training is not None else ()
-        packs = self.stamp is not None and self.training is None and self.weight_digests is None
+        packs = self.stamp is not None and self.weight_digests is None
         return session_memory.weights_in_process(self.model, persistent, packs=packs, digests=self.weight_digests)
 
     @property
@@ -488,7 +488,7 @@ class Plan(BasePlan, Header):
                 check_not_its_weights(self.source.ir, path)
                 if self.source.path is not None:
                     record = dataclasses.replace(record, source_file=plan_file.SourceFile.of(self.source.path))
-            packs = self.training is None and packs_here(self.stamp)
+            packs = packs_here(self.stamp)
             source = (self.source.ir, self.source.name) if self.source is not None and weights == "source" else None
             plan_file.save(self.open_model, record, path, packed_weights if packs else None, source)
 

@@ -21,7 +21,7 @@ from memonger.graph.weight_window import WeightWindow
 from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.ir.fields import PLAN, plan_in
-from memonger.ir.packed import META, Packed, all_packed, packed_size
+from memonger.ir.packed import META, Packed, all_packed, packed_of, packed_sizes
 from memonger.ir.save import DIGESTED, MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
@@ -166,7 +166,7 @@ class Record(Header):
     """The plan in a file: one JSON object in the model's metadata. Sizes are bytes; ``offsets`` are by value name.
 
     ``weight_digests`` are by tensor, see `weight_digests`; files of earlier versions have none. ``packed`` has by the
-    weight's name where its packed copy lies, see `memonger.ir.packed`.
+    weight's name where its packed copy lies, and ``packed_again`` where the second one does: see `memonger.ir.packed`.
     """
 
     format: int = FORMAT
@@ -176,12 +176,13 @@ class Record(Header):
     offsets: Mapping[str, Annotated[int, AtLeast(-LARGEST)]]  # the checker says whether they lie in the arena
     weight_digests: Mapping[str, str] | None = None
     packed: Mapping[str, Packed] = field(default_factory=dict)
+    packed_again: Mapping[str, Packed] = field(default_factory=dict)
 
 
 _ORDER = (
     "format", "mode", "device", "alignment", "arena_bytes", "batch", "threads", "graph_digest", "offsets", "workspace",
     "stamp", "host", "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window",
-    "weight_digests", "packed",
+    "weight_digests", "packed", "packed_again",
 )  # fmt: skip
 """Order of the entries in a file, so that a plan is the same file byte for byte."""
 
@@ -259,9 +260,11 @@ def _to_json(record: Record) -> str:
     content["ranges"] = {name: dataclasses.asdict(one) for name, one in record.ranges.items()}
     content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
     content["window"] = None if record.window is None else dataclasses.asdict(record.window)
-    content["packed"] = {name: dataclasses.asdict(one) for name, one in record.packed.items()}
+    for key in ("packed", "packed_again"):
+        content[key] = {name: dataclasses.asdict(one) for name, one in getattr(record, key).items()}
     optionals = (
         "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window", "weight_digests", "packed",
+        "packed_again",
     )  # fmt: skip
     for optional in optionals:
         if content[optional] in (None, {}, []):
@@ -305,16 +308,16 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     except LoadError as error:
         raise PlanFileError(str(error)) from error
     # Note of weights where their packed copies lie, which have to be what a kernel reads, and inside the file
-    for weight, one in record.packed.items():
+    for weight, one in (*record.packed.items(), *record.packed_again.items()):
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
-        if value is None or not isinstance(tensor, ir.ExternalTensor) or packed_size(value) != one.length:
+        if value is None or not isinstance(tensor, ir.ExternalTensor) or one.length not in packed_sizes(value):
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
         if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
             raise PlanFileError(
                 f"{name}: the packed copy of weight '{weight}' isn't in {tensor.path}: it was cut short. Plan it again."
             )
-        tensor.meta[META] = one
+        tensor.meta[META] = (*packed_of(tensor), one)
     return model, record
 
 
@@ -371,8 +374,12 @@ def save(
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
 
         def finish(written: ir.Model) -> None:
-            packed = {str(tensor.name): one for tensor, one in all_packed(written)}
-            signed = dataclasses.replace(record, weight_digests=weight_digests(written), packed=packed)
+            packed, again = dict[str, Packed](), dict[str, Packed]()
+            for tensor, one in all_packed(written):
+                (again if str(tensor.name) in packed else packed)[str(tensor.name)] = one
+            signed = dataclasses.replace(
+                record, weight_digests=weight_digests(written), packed=packed, packed_again=again
+            )
             written.metadata_props[KEY] = _to_json(signed)
 
         planned = model.clone()

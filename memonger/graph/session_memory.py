@@ -27,7 +27,7 @@ import onnx_ir as ir
 from memonger.graph.ranged import idle_nodes
 from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_size
+from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_sizes
 from memonger.ir.save import MAPPED_LIMIT, SMALL
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
@@ -178,14 +178,14 @@ def weights_in_process(
             own += tensor.nbytes
             continue
         in_file = packed_of(tensor)
-        size = in_file.length if in_file is not None else packed_size(value)
-        if in_file is None and digests.get(str(value.name)) in found:
+        size = sum(one.length for one in in_file) or sum(packed_sizes(value))
+        if not in_file and digests.get(str(value.name)) in found:
             continue
-        if in_file is None and (size is None or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
+        if not in_file and (not size or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
             own += tensor.nbytes
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())
-            mapped += (tensor.nbytes if size is None or read else 0) + (size or 0)
+            mapped += (tensor.nbytes if not size or read else 0) + size
     return Weights(own, mapped)
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from memonger.graph.session_memory import is_packed_at_load
 from memonger.ir.decoding import LARGEST, AtLeast
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import is_packing, packed_size
+from memonger.ir.packed import is_packing, packed_sizes
 from memonger.ir.save import PAGE
 from memonger.ir.tensors import UNSIZED, sizes_of_parts
 from memonger.ir.values import nbytes
@@ -71,18 +71,18 @@ def weight_reads(model: ir.Model) -> list[Read]:
             continue
         if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node, _ in uses):
             continue
-        size = packed_size(value)
-        if size is None and is_packed_at_load(value):
+        sizes = packed_sizes(value)
+        if not sizes and is_packed_at_load(value):
             continue
-        readers = [(node, index) for node, index in uses if size is None or not is_packing(node, index)]
+        readers = [(node, index) for node, index in uses if not sizes or not is_packing(node, index)]
         rows = [_rows_bytes(node, index, value) for node, index in readers]
         whole = None if not rows else None in rows
-        resident = 0 if size is None else _pages(size)
+        resident = sum(map(_pages, sizes))
         if readers:
             looked_up = sum(one for one in rows if one is not None)
             resident += _pages(tensor.nbytes) if whole else min(_pages(tensor.nbytes), looked_up)
         at = sorted(steps[node] for node, _ in uses)
-        found.append(Read(str(value.name), at[0], at[-1], tensor.nbytes, resident, size is not None, whole))
+        found.append(Read(str(value.name), at[0], at[-1], tensor.nbytes, resident, bool(sizes), whole))
     return sorted(found, key=lambda read: (read.first, read.last, read.name))
 
 

@@ -4,9 +4,10 @@ onnxruntime's kernels for products of float32 matrices copy a constant right ope
 session is made: memory of the process, as much as the weight has. Where the file of a weight holds such a copy as well
 (``prepacked_0`` of its ``external_data``), the kernel packs the weight, compares a hash of that with the one in the
 file, and where they are equal reads the file's copy in its place: pages of a file, which processes share and the system
-takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as ever.
+takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as ever. A weight that
+products read both as it is and transposed, as a frozen one in a training step, has two copies.
 
-Only such weights are taken whose packed size is known from their shape (`packed_size`): what a kernel reads then lies
+Only such weights are taken whose packed size is known from their shape (`packed_sizes`): what a kernel reads then lies
 in the file, whoever wrote it.
 """
 
@@ -23,7 +24,7 @@ from memonger.ir.operators import operator_name
 from memonger.units import MiB
 
 META = "memonger.packed"
-"""In the ``meta`` of an external tensor: its `Packed`."""
+"""In the ``meta`` of an external tensor: a `Packed` for each of its copies."""
 
 SMALLEST = 4096
 """Bytes of a weight that is packed in the file: what is smaller fills no page."""
@@ -35,7 +36,7 @@ PRODUCTS = frozenset({"Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microso
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where a weight's packed copy lies in the file that the weight is in.
+    """Where a packed copy of a weight lies in the file that the weight is in.
 
     Attributes:
         key: What onnxruntime knows it by: the operator, and a hash of its content.
@@ -60,23 +61,19 @@ class Copy(NamedTuple):
     length: int
 
 
-def packed_size(value: ir.Value) -> int | None:
-    """Bytes of a weight's packed copy; None where no product multiplies by it, or some by it and others transposed.
+def packed_sizes(value: ir.Value) -> tuple[int, ...]:
+    """Bytes of a weight's packed copies: of the one for products that multiply by it, and for those by it transposed.
 
     Args:
         value: An initializer. Others than products may read it as well: they read it as it is.
     """
     tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2:
-        return None
-    attributes = [node.attributes.get("transB") for node, index in value.uses() if is_packing(node, index)]
-    transposed = {bool(one is not None and not one.is_ref() and one.as_int()) for one in attributes}
-    if len(transposed) != 1:
-        return None
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2 or value.is_graph_input():
+        return ()
     rows, columns = (int(dim) for dim in tensor.shape.numpy())
-    if transposed == {True}:
-        rows, columns = columns, rows
-    return -(-columns // _PANEL) * _PANEL * rows * 4
+    ways = {reads_transposed(node) for node, index in value.uses() if is_packing(node, index)}
+    shapes = ((columns, rows) if way else (rows, columns) for way in sorted(ways))
+    return tuple(-(-width // _PANEL) * _PANEL * depth * 4 for depth, width in shapes)
 
 
 def is_packing(node: ir.Node, index: int) -> bool:
@@ -84,25 +81,31 @@ def is_packing(node: ir.Node, index: int) -> bool:
     return index == 1 and operator_name(node) in PRODUCTS
 
 
-def packed_of(tensor: ir.TensorProtocol | None) -> Packed | None:
-    """Where the packed copy of a weight lies; None where the file has none."""
-    return tensor.meta.get(META) if isinstance(tensor, ir.ExternalTensor) else None
+def reads_transposed(node: ir.Node) -> bool:
+    """Whether a product multiplies by its right operand transposed."""
+    attribute = node.attributes.get("transB")
+    return bool(attribute is not None and not attribute.is_ref() and attribute.as_int())
+
+
+def packed_of(tensor: ir.TensorProtocol | None) -> tuple[Packed, ...]:
+    """Where the packed copies of a weight lie that its file has."""
+    return tensor.meta.get(META, ()) if isinstance(tensor, ir.ExternalTensor) else ()
 
 
 def all_packed(model: ir.Model) -> Iterator[tuple[ir.ExternalTensor, Packed]]:
-    """The weights of which the file has a packed copy, and where."""
+    """The weights of which the file has packed copies, and each of these."""
     for value in model.graph.initializers.values():
-        packed = packed_of(value.const_value)
-        if packed is not None and isinstance(value.const_value, ir.ExternalTensor):
+        for packed in packed_of(value.const_value):
+            assert isinstance(value.const_value, ir.ExternalTensor)
             yield value.const_value, packed
 
 
 def tell(message: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol | None]) -> None:
     """Say in a model's message where packed copies lie, in onnxruntime's words. ``weights``: its own, by name."""
     for tensor in message.graph.initializer:
-        packed = packed_of(weights.get(tensor.name))
-        if packed is not None and tensor.external_data:
-            tensor.external_data.add(key="prepacked_0", value=f"{packed.key}|{packed.offset};{packed.length};0")
+        for number, packed in enumerate(packed_of(weights.get(tensor.name)) if tensor.external_data else ()):
+            where = f"{packed.key}|{packed.offset};{packed.length};0"
+            tensor.external_data.add(key=f"prepacked_{number}", value=where)
 
 
 AT_ONCE = 64 * MiB

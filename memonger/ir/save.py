@@ -145,9 +145,9 @@ def _write_with_data(
         with (folder / "data").open("wb") as target:
             writer = _FileWriter(target)
             placed = {value: writer.weight(tensor) for value, tensor in _weights_in_order(model, kept)}
-            copies = {
-                copy.weight: writer.copy(copy) for copy in (pack(model, placed.keys()) if pack is not None else ())
-            }
+            copies = dict[ir.Value, tuple[Packed, ...]]()
+            for copy in pack(model, placed.keys()) if pack is not None else ():
+                copies[copy.weight] = (*copies.get(copy.weight, ()), writer.copy(copy))
             target.flush()
             os.fsync(target.fileno())
         data = f"{path.name}.{writer.digest.hexdigest()[:DIGEST]}.data"

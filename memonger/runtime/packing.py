@@ -11,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_size
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_sizes, reads_transposed
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
@@ -35,11 +35,11 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
     """
     batch, size, own = list[ir.Value](), 0, set(model.graph.initializers.values())
     for value in among:
-        tensor, there = value.const_value, packed_of(value.const_value)
-        if tensor is None or value not in own or tensor.nbytes < SMALLEST or packed_size(value) is None:
+        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_sizes(value)
+        if tensor is None or value not in own or tensor.nbytes < SMALLEST or not sizes:
             continue
-        if there is not None and isinstance(tensor, ir.ExternalTensor):
-            yield Copy(value, there.key, Path(tensor.path), there.offset, there.length)
+        if len(there) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
+            yield from (Copy(value, one.key, Path(tensor.path), one.offset, one.length) for one in there)
             continue
         batch.append(value)
         size += tensor.nbytes
@@ -51,9 +51,14 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights, by a model of the first product that reads each."""
+    """Those of these weights, by a model of the first product that reads each, and the first that does transposed."""
     wanted = set(weights)
-    readers = {v: n for n in reversed(model.graph) for i, v in enumerate(n.inputs) if v in wanted and is_packing(n, i)}
+    readers = {
+        (value, reads_transposed(node)): node
+        for node in reversed(model.graph)
+        for index, value in enumerate(node.inputs)
+        if value in wanted and is_packing(node, index)
+    }
     nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
     with temporary_folder() as folder:
         path = folder / "packed.onnx"
@@ -72,8 +77,8 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
         found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
         for value in weights:
             said = found.get(str(value.name), {})
-            entry = _ENTRY.fullmatch(said.get("prepacked_0", ""))
-            if entry is None or "prepacked_1" in said or int(entry[3]) != packed_size(value):
-                continue
-            yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
+            packed = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
+            if sorted(int(entry[3]) if entry else 0 for entry in packed) == sorted(packed_sizes(value)):
+                for entry in filter(None, packed):
+                    yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
     process_memory.give_back()

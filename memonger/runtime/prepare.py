@@ -134,7 +134,7 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
     named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), plan.weight_digests
-    copies = {digests.get(str(tensor.name)): packed for tensor, packed in all_packed(plan.model)}
+    copies = {digests.get(str(tensor.name)): packed_of(tensor) for tensor, _ in all_packed(plan.model)}
     for read in weight_reads(plan.model):
         tensor = plan.model.graph.initializers[read.name].const_value
         if read.name not in named:
@@ -142,10 +142,10 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
         if not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
         file, packed = files.setdefault(os.path.realpath(tensor.path), len(files)), packed_of(tensor)
-        if packed is None and read.packed:  # onnxruntime finds copies by content: equal weights have one
-            packed = copies.get(digests.get(read.name, ""))
-        spans = [] if packed is None else [FileSpan(file, packed.offset, packed.length, ahead=True)]
-        if packed is None or read.whole is not None:
+        if not packed and read.packed:  # onnxruntime finds copies by content: equal weights have one
+            packed = copies.get(digests.get(read.name, ""), ())
+        spans = [FileSpan(file, one.offset, one.length, ahead=True) for one in packed]
+        if not packed or read.whole is not None:
             spans.append(FileSpan(file, tensor.offset or 0, tensor.nbytes, ahead=read.whole is not False))
         reads.append(WeightRead(read.first, read.last, tuple(spans), read.resident))
     return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads))

@@ -157,7 +157,7 @@ def test_a_packed_copy_of_what_no_product_reads_is_refused(planned: Path, tmp_pa
 
 
 def test_what_cannot_be_packed_is_left_to_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memonger.runtime.packing.packed_size", lambda value: 4)
+    monkeypatch.setattr("memonger.runtime.packing.packed_sizes", lambda value: (4,))
     memonger.search_plan(_model(), device="cpu", mode="inference").save(tmp_path / "planned.onnx")
     assert "packed" not in _record(tmp_path / "planned.onnx")
     feed = {"v0": normal(5, 4, WIDTH - 8)}
@@ -167,17 +167,53 @@ def test_what_cannot_be_packed_is_left_to_the_session(tmp_path: Path, monkeypatc
     )
 
 
-def test_weights_that_products_read_two_ways_are_not_packed_in_the_file() -> None:
+def test_weights_that_products_read_two_ways_have_two_copies(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="a"),
         helper.make_node("Gemm", ["a", "w"], ["b"], name="b", transB=1),
         helper.make_node("MatMul", ["b", "u"], ["c"], name="c"),
-        helper.make_node("Add", ["c", "u"], ["y"], name="y"),
+        helper.make_node("MatMul", ["c", "v"], ["y"], name="y"),
     ]
-    model = model_of(nodes, {"x": [8, 8]}, {"y": [8, 8]}, w=normal(0, 8, 8), u=normal(1, 8, 8))
-    plan = memonger.search_plan(model, device="none", mode="inference")
+    arrays = {"w": normal(0, 64, 40), "u": normal(1, 64, 64), "v": normal(2, 64, 1 << 14)}
+    model = model_of(nodes, {"x": [8, 64]}, {"y": [8, 1 << 14]}, **arrays)
+    plan = memonger.search_plan(model, device="cpu", mode="inference", chunks="off")
     weights = plan.model.graph.initializers
-    assert [packed.packed_size(weights[name]) for name in "wu"] == [None, 8 * 16 * 4]
+    assert [packed.packed_sizes(weights[name]) for name in "wu"] == [(64 * 48 * 4, 40 * 64 * 4), (64 * 64 * 4,)]
+    plan.save(tmp_path / "planned.onnx")
+    record = _record(tmp_path / "planned.onnx")
+    assert (set(record["packed"]), set(record["packed_again"])) == ({"w", "u", "v"}, {"w"})
+    expected = run_stock(model, feed := {"x": normal(3, 8, 64)}, "ORT_ENABLE_ALL")["y"]
+    assert np.array_equal(memonger.Session(tmp_path / "planned.onnx").run(feed)["y"], expected)
+    wrong = {"w": {**record["packed_again"]["w"], "length": 4}}
+    path = _with_record(tmp_path / "planned.onnx", tmp_path, {"packed_again": wrong})
+    with pytest.raises(memonger.PlanFileError, match="packed copy of 'w' that none reads"):
+        memonger.Plan.load(path)
+
+
+def test_frozen_weights_of_a_training_step_stay_in_the_file(tmp_path: Path) -> None:
+    """Products of the backward pass read them transposed; what is trained isn't constant, and is packed nowhere."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["a"], name="a"),
+        helper.make_node("MatMul", ["a", "w"], ["b"], name="b"),
+        helper.make_node("MatMul", ["b", "u"], ["y"], name="y"),
+    ]
+    wide = 1 << 10
+    arrays = {"v": normal(0, 64, wide), "w": normal(1, wide, wide), "u": normal(2, wide, 8)}
+    model = model_of(nodes, {"x": [4, 64]}, {"y": [4, 8]}, **arrays)
+    trained = memonger.differentiate(model, loss="mean_squared_error", optimizer=memonger.SGD(), wrt=["v", "u"])
+    plan = memonger.search_plan(trained, device="cpu", threads=1)
+    feeds = {"x": normal(3, 4, 64), "target": normal(4, 4, 8)}
+    in_memory = memonger.TrainingSession(plan)
+    plan.save(tmp_path / "planned.onnx")
+    record = _record(tmp_path / "planned.onnx")
+    assert (set(record["packed"]), set(record["packed_again"])) == ({"w"}, {"w"})
+    saved = memonger.Plan.load(tmp_path / "planned.onnx")
+    assert saved.mapped_bytes == plan.mapped_bytes == 2 * 4 * wide * wide
+    assert saved.process_bytes == plan.process_bytes
+    session = memonger.TrainingSession(tmp_path / "planned.onnx")
+    names = [value.name for value in session.inputs]
+    given = {name: feeds.get(name, feeds["target"]) for name in names}
+    assert [session.step(given) for _ in range(3)] == [in_memory.step(given) for _ in range(3)]
 
 
 def _beside(folder: Path) -> Path:
