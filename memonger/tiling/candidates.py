@@ -161,7 +161,11 @@ class InSlices:
             difference = result.difference
             if lengths and not difference:
                 slices = [(chunk.begin, chunk.end) for copy in own if (chunk := chunk_of(copy.node)) is not None]
-                shorter = _shorter(slices, lengths)
+                rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
+                least = min(end - begin for begin, end in slices)
+                wholes = [length for length in lengths[:-1] if length > least]
+                ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
+                shorter = sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
                 difference = check.see_shorter((model, node), how, shorter, self.size) if shorter else 0.0
             if difference:
                 seen.different[str(node.name)] = difference
@@ -219,15 +223,6 @@ class InSlices:
 FEW = 4
 """Lengths, the smallest, at which nodes are compared where the axis has a range; and the largest, and some between:
 for few rows kernels take other paths."""
-
-
-def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
-    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
-    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
-    least = min(end - begin for begin, end in slices)
-    wholes = [length for length in lengths[:-1] if length > least]
-    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
-    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
 
 
 def laid_out(

@@ -183,7 +183,7 @@ class _Growth:
     def _answer(self, node: ir.Node, axes: Mapping[int, int]) -> Slicing | None:
         if str(node.name) in self.refused:
             return None
-        how = slicing(node, axes, self.size, self.sums)
+        how = slicing(node, axes, self.size, sums=self.sums)
         if isinstance(how, Refusal):
             return None
         own = ((node.inputs[index], axis) for index, axis in how.inputs.items())

@@ -201,7 +201,11 @@ class ChunkSearch:
     def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
-            candidate = pick(self._candidates())
+            # Candidates along each axis
+            key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
+            if key not in self._known:
+                self._known[key] = self._found()
+            candidate = pick(self._known[key])
             if candidate is None:
                 return None
             if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
@@ -219,13 +223,6 @@ class ChunkSearch:
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, ROUNDED)
         return None
-
-    def _candidates(self) -> list[Candidates]:
-        """Candidates along each axis."""
-        key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
-        if key not in self._known:
-            self._known[key] = self._found()
-        return self._known[key]
 
     def _found(self) -> list[Candidates]:
         asked = self.options.axis_and_chunks

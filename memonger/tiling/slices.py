@@ -206,7 +206,7 @@ def cut_nodes(number: int, band: Band, nodes: Sequence[ir.Node]) -> dict[ir.Node
             axis_of.setdefault(value, band.axes[str(value.name)])
             unit_of(value, axis_of[value], band.size, number)
         axes = {i: axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in axis_of}
-        answer = slicing(node, axes, band.size, band.sums) if axes else None
+        answer = slicing(node, axes, band.size, sums=band.sums) if axes else None
         if isinstance(answer, Slicing):
             for index in sorted(answer.whole):
                 value_read_whole = node.inputs[index]

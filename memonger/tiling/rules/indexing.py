@@ -1,17 +1,31 @@
 """Operators that pick or place elements by index."""
 
-from memonger.tiling.cutting import Cut, Slicing, axis_rule
+from memonger.tiling.cutting import Cut, SliceCopy, Slicing, axis_rule
 
 
 @axis_rule("Gather")
 def _gather(cut: Cut) -> Slicing:
-    """By the axes of the indices, with the data whole; else by an axis of the data that nothing is picked from."""
+    """By the axes of the indices, with the data whole; else by an axis of the data that nothing is picked from.
+
+    Rows that constant numbers pick are cut, too.
+    """
     axis, rank = cut.positive(cut.integer("axis", 0)), len(cut.dims(1))
     if 1 in cut.axes:
         return cut.along({1: cut.axes[1]}, {0: axis + cut.axes[1]}, whole=(0,))
-    if cut.axis == axis:
+    if cut.axis != axis:
+        return cut.along({0: cut.axis}, {0: cut.axis if cut.axis < axis else cut.axis + rank - 1})
+    if not cut.halo:
         cut.refuse(f"picks from axis {axis}")
-    return cut.along({0: cut.axis}, {0: cut.axis if cut.axis < axis else cut.axis + rank - 1})
+    if rank != 1:
+        cut.refuse("picks rows by numbers that aren't a list")
+    picked = [int(row) % cut.dims(0)[axis] for row in cut.constant(1)]
+
+    def rows(begin: int, end: int) -> SliceCopy:
+        low, high = min(picked[begin:end]), max(picked[begin:end]) + 1
+        own = [row - low for row in picked[begin:end]]
+        return SliceCopy((begin, end), (begin, end), {0: (low, high)}, constants={1: own})
+
+    return cut.in_rows(rows, axis)
 
 
 @axis_rule("GatherElements")
