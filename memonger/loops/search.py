@@ -42,7 +42,7 @@ from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.tiling.axes import Axes
 from memonger.tiling.candidates import ToSlice
-from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
+from memonger.tiling.chunk_regions import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, AxisGraph, search_of
 from memonger.tiling.cutting import Refusal, Slicing

@@ -55,8 +55,7 @@ from memonger.tiling.candidates import (
     laid_out,
     working_set_bytes,
 )
-from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_regions import StepSpan, measured, ranges_in_order, regions_of, stages_for
 from memonger.tiling.chunk_times import NodeWork, cores_of, run_seconds, seconds_of, work_of
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch, asked_for

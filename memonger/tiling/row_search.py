@@ -30,16 +30,18 @@ from memonger.schedule.solution import IN_SLICES
 from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, InSlices, ToSlice, laid_out, working_set_bytes
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.row_rules import BLOCKED, row_bytes, rows_axis
 from memonger.tiling.slices import (
+    BLOCKED,
     RowBand,
     Slice,
     axes_of_nodes,
     bounds,
     exits_of,
     needs_own,
+    row_bytes,
     row_rules,
     row_slices,
+    rows_axis,
     rows_in,
     slice_rows,
 )

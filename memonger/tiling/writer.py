@@ -22,9 +22,9 @@ from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.model.kept_state import state_of
 from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
-from memonger.tiling.row_rules import BLOCKED, rows_axis
 from memonger.tiling.slice_check import CheckedCopy, Elements
 from memonger.tiling.slices import (
+    BLOCKED,
     Band,
     RowBand,
     Slice,
@@ -36,6 +36,7 @@ from memonger.tiling.slices import (
     exits_of,
     row_rules,
     row_slices,
+    rows_axis,
     runs_again,
     unit_of,
 )

@@ -26,7 +26,7 @@ from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
 from memonger.tiling.candidates import Candidate, InSlices
-from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
+from memonger.tiling.chunk_regions import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
