@@ -33,9 +33,9 @@ from memonger.errors import PlanError
 from memonger.ir.marks import STRIP, WINDOW
 from memonger.ir.operators import operator_name
 from memonger.ir.values import read_values, static_shape
+from memonger.plan_file import ROWS
 from memonger.tiling.axes import slicing
 from memonger.tiling.cutting import Cut, Interval, NotCutError, Refusal, SliceCopy, Slicing, sentence
-from memonger.tiling.rules.images import ROWS
 
 BLOCKED = "com.microsoft.nchwc"
 """Domain of the operators on images whose channels lie in blocks."""

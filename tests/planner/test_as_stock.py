@@ -13,8 +13,9 @@ from onnx import helper
 import memonger
 from memonger import plan_file
 from memonger.cli.compare import _source_note, stock_model, symbolic_sizes
+from memonger.cli.noise import Load
 from memonger.cli.settings import Settings
-from memonger.cli.verdicts import Case, Load, Ran, judge
+from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import CPU
 from memonger.runtime.measure import Measured, RunJob, _runner, read_arrays, write_arrays
 from tests.support.networks import model_of, run_stock, same_bits, stock

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from memonger.ir.windows import Windows, windows_of
+from memonger.plan_file import ROWS
 from memonger.tiling.cutting import Cut, SliceCopy, Slicing, axis_rule, axis_rules
-
-ROWS = 2
-"""The axis of an image's rows, where its channels stand before them."""
 
 _LONGEST = 64
 """Rows after which what a Resize does with them is the same again, at most."""
