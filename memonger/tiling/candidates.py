@@ -245,7 +245,7 @@ def laid_out(
         packed: Bytes of weights that sessions pack again.
         effort: Of the layout.
     """
-    written = in_slices(before.model, bands, bool(job.ranges), how if axis == ROWS else None)
+    written = in_slices(before.model, bands, how, bool(job.ranges))
     trains = job.training is not None
     shares = {str(copy.node.name): copy.share for copies in written.copies for copy in copies}
 

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -291,30 +292,18 @@ GAIN = 0.97
 MOST_REGIONS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """A model's steps in an order in which its regions are ranges.
-
-    Attributes:
-        order: The steps.
-        graph: In that order.
-        axes: How each node is cut, in that order.
-        ranges: The regions, ascending.
-    """
-
-    order: tuple[int, ...]
-    graph: Graph
-    axes: Axes
-    ranges: tuple[StepSpan, ...]
-
-
-def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Regions:
+def regions_of(
+    model: ir.Model, graph: Graph, refused: Mapping[str, str]
+) -> tuple[tuple[int, ...], Graph, Axes, tuple[StepSpan, ...]]:
     """Find regions, from the worst step on, until one can't be lowered.
 
     Args:
         model: Its nodes are the schedule.
         graph: Of the model.
         refused: Nodes by name that aren't to be cut, and why.
+
+    Returns: The model's steps in an order in which its regions are ranges; the graph in that order; how each node is
+        cut; and the regions, ascending.
     """
     nodes, order = list(model.graph), list(range(len(graph.nodes)))
     regions: list[tuple[_Region, float]] = []
@@ -346,22 +335,14 @@ def regions_of(model: ir.Model, graph: Graph, refused: Mapping[str, str]) -> Reg
         order, now = best[3], best[4]
     how = {step: answer for region, _ in regions for step, answer in region.how.items()}
     ranges = sorted((_range(now, order, region, nodes) for region, _ in regions), key=lambda part: part.begin)
-    return Regions(tuple(order), now, Axes(1, tuple(map(how.get, order)), {}), tuple(ranges))
+    return tuple(order), now, Axes(1, tuple(map(how.get, order)), {}), tuple(ranges)
 
 
-@dataclass(slots=True)
-class _Region:
-    """Steps that are cut together, and the axis of each value that is.
-
-    Attributes:
-        size: Parts of the finest cut.
-        how: Step → how it is cut, in the order of the steps.
-        axis_of: The axis of what they read and write.
-    """
+class _Region(NamedTuple):
+    """Steps that are cut together into so many parts at most, in order, and how each is cut."""
 
     size: int
-    how: dict[int, Slicing] = field(default_factory=dict)
-    axis_of: dict[ir.Value, int] = field(default_factory=dict)
+    how: dict[int, Slicing]
 
 
 def _candidates(
@@ -485,23 +466,19 @@ class _Growth:
 
     def _in_order(self, nodes: Sequence[ir.Node], graph: Graph, window: Sequence[int]) -> _Region:
         """The nodes that can stand one after the other: none depends on what has to be whole by then."""
-        region, made, whole = _Region(self.size), set[ir.Value](), set[int]()
+        region, made, whole = _Region(self.size, {}), set[ir.Value](), set[int]()
         for step in window:
             node, how = nodes[step], self.answers.get(nodes[step])
-            fits = how is not None and not any(node.inputs[index] in made for index in how.whole)
             read_cut = made.intersection(v for v in node.inputs if v is not None)
-            if how is not None and fits and not whole.intersection(graph.reads[step]):
-                fits = all(v in {node.inputs[i] for i in how.inputs} for v in read_cut)
-            else:
-                fits = False
-            if fits and how is not None:
+            fits = how is not None and not any(node.inputs[index] in made for index in how.whole)
+            fits = fits and not whole.intersection(graph.reads[step])
+            if how is not None and fits and all(v in {node.inputs[i] for i in how.inputs} for v in read_cut):
                 region.how[step] = how
                 made.update(node.outputs[index] for index in how.outputs)
                 summed = {str(node.outputs[index].name) for index in how.sums}
                 whole.update(v for v in graph.writes[step] if graph.values[v] in summed)
             elif read_cut or whole.intersection(graph.reads[step]):
                 whole.update(graph.writes[step])
-        region.axis_of = axes_of_nodes({nodes[step]: how for step, how in region.how.items()})
         return region
 
 
@@ -533,40 +510,25 @@ def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequ
 
 
 def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> StepSpan:
-    axes = Axes(region.size, (), {str(value.name): axis for value, axis in region.axis_of.items()})
+    """What a region needs in an order. Slices can't be written into the whole of a value, or read where it lies, whose
+    axis isn't the outermost; nor into what was written over something that is now read whole."""
+    storage, axis_of = assign_storage(graph), axes_of_nodes({nodes[step]: how for step, how in region.how.items()})
+    axes = Axes(region.size, (), {str(value.name): axis for value, axis in axis_of.items()})
     begin = order.index(next(iter(region.how)))
-    part = measured(graph, assign_storage(graph), axes, [(begin, begin + len(region.how))])[0]
-    exits = part.exits + _twice(graph, region, nodes, begin)
-    made, copied = {value for step in region.how for value in nodes[step].outputs}, 0
-    for value, axis in region.axis_of.items():  # of what is whole slices are read that aren't where it lies
-        is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
-        copied += nbytes(value) or 0 if value not in made and is_torn else 0
-    return dataclasses.replace(part, exits=exits, stride=_stride(region, nodes), copied=copied)
-
-
-def _stride(region: _Region, nodes: Sequence[ir.Node]) -> int:
-    """What bounds of slices are multiples of, so that products sum up the same elements at a time; 0 without such."""
-    stride = 0
-    for step, how in region.how.items():
-        for index, axis in how.inputs.items() if how.sums else ():
-            length = (static_shape(nodes[step].inputs[index] or ir.Value()) or ())[axis]
+    part = measured(graph, storage, axes, [(begin, begin + len(region.how))])[0]
+    number, own = {name: value for value, name in enumerate(graph.values)}, {nodes[step] for step in region.how}
+    made = {value for node in own for value in node.outputs}
+    torn = {value for value, axis in axis_of.items() if any(dim != 1 for dim in (static_shape(value) or ())[:axis])}
+    copied = sum(nbytes(value) or 0 for value in torn if value not in made)
+    stride = twice = 0
+    for node, how in ((nodes[step], how) for step, how in region.how.items()):
+        for index, axis in how.inputs.items() if how.sums else ():  # products sum up the same elements at a time
+            length = (static_shape(node.inputs[index] or ir.Value()) or ())[axis]
             stride = math.lcm(stride or 1, STRIDE // math.gcd(STRIDE, length // region.size))
-    return stride
-
-
-def _twice(graph: Graph, region: _Region, nodes: Sequence[ir.Node], begin: int) -> int:
-    """Bytes of what is joined that slices can't be written into, or that was written over what is now read whole."""
-    storage, size = assign_storage(graph), 0
-    number = {name: value for value, name in enumerate(graph.values)}
-    own = {nodes[step] for step in region.how}
-    for step, how in region.how.items():
-        for index, axis in how.outputs.items():
-            value = nodes[step].outputs[index]
+        for value in (node.outputs[index] for index in how.outputs):
             place = number[str(value.name)]
             read = value.is_graph_output() or any(reader not in own for reader in value.consumers())
-            if not read or storage.of_value[place] < 0:
-                continue
-            is_torn = any(dim != 1 for dim in (static_shape(value) or ())[:axis])
-            size += graph.sizes[place] * is_torn
-            size += graph.sizes[place] * (storage.buffers[storage.of_value[place]].start < begin)
-    return size
+            if read and storage.of_value[place] >= 0:
+                is_over = storage.buffers[storage.of_value[place]].start < begin
+                twice += graph.sizes[place] * ((value in torn) + is_over)
+    return dataclasses.replace(part, exits=part.exits + twice, stride=stride, copied=copied)

@@ -89,31 +89,11 @@ SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
 
 
-def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
-    """Whether chunks of a model are to be looked for.
-
-    Raises:
-        PlanError: a number of chunks is asked for, and the model can't run in any.
-    """
-    why_not = _why_not(lowered, options, device)
-    if why_not and options.axis_and_chunks is not None:
-        raise PlanError(f"the model can't run in chunks: {why_not}.")
-    return not why_not and options.chunks != "off"
-
-
-def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
-    """Whether a model on a device may run in chunks, as far as that shows without looking at what its nodes compute."""
-    return not _why_not(lowered, options, device)
-
-
-def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
-) -> InSlices | None:  # fmt: skip
-    """The model in the slices that the options ask for; None where it stays as it is.
+class ChunkSearch:
+    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then.
 
     Args:
-        lowered: The model, which can run in chunks: see `are_wanted`.
+        lowered: The model, which can run in chunks: see `why_not`.
         request: What is asked of it.
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
@@ -121,50 +101,51 @@ def choose(
         plain: The schedule whose nodes are to run in chunks, recomputations included.
         most_copies: How many copies of nodes chunks may make.
         ranges: Dimensions with a range of sizes, of which the model has the largest.
-
-    Raises:
-        PlanError: a number of chunks is asked for that can't be.
     """
-    budget = request.budget
-    if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
-        return None
-    search = search_of(lowered, request, options, device, batch, plain, most_copies, ranges)
-    if budget is not None and options.axis_and_chunks is None:
-        return search.at_most(float(budget - request.base))
-    if options.axis_and_chunks is not None:
-        return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick()
 
-
-def search_of(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
-) -> "ChunkSearch":  # fmt: skip
-    """What looks for chunks of a schedule; see `choose`."""
-    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
-    ordered = dataclasses.replace(lowered, model=lowered.model.clone())
-    schedule_model(ordered.model, plain.schedule, plain.graph)
-    for node in ordered.model.graph:  # whose marks would be taken for ours
-        node.metadata_props.pop(CHUNK, None)
-        node.metadata_props.pop(WINDOW, None)
-    works = {str(node.name): work_of(node) for node in ordered.model.graph}
-    return ChunkSearch(
-        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles, ranges), options, batch,
-        most_copies,
-    )  # fmt: skip
-
-
-class ChunkSearch:
-    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
-
-    def __init__(self, job: ToSlice, options: Options, batch: int | None, most_copies: int) -> None:
-        self.job, self.options, self.batch, self.most_copies = job, options, batch, most_copies
-        self._check = SliceCheck(options.threads, job.lowered.spent)
+    def __init__(
+        self, lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+        most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.options, self.batch, self.most_copies = options, batch, most_copies
+        self._given = ToSlice(lowered, request, plain, device, cores_of(options.threads), {}, None, ranges)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
         self._axes: dict[frozenset[str], list[AxisGraph]] = {}
         self._priced: dict[Any, Candidate] = {}
         self._rows: dict[Candidate | None, RowSearch] = {}
+
+    @cached_property
+    def job(self) -> ToSlice:
+        """What is to run in chunks: the model in the order of its schedule."""
+        given, model = self._given, self._given.lowered.model.clone()
+        schedule_model(model, given.plain.schedule, given.plain.graph)
+        for node in model.graph:  # whose marks would be taken for ours
+            node.metadata_props.pop(CHUNK, None)
+            node.metadata_props.pop(WINDOW, None)
+        works = {str(node.name): work_of(node) for node in model.graph}
+        roles, lowered = training_roles.read(model, str(model.graph.name)), given.lowered
+        return dataclasses.replace(
+            given, lowered=dataclasses.replace(lowered, model=model), works=works, training=roles
+        )
+
+    @cached_property
+    def _check(self) -> SliceCheck:
+        return SliceCheck(self.options.threads, self._given.lowered.spent)
+
+    def chosen(self) -> InSlices | None:
+        """The model in the slices that the options ask for; None where it stays as it is.
+
+        Raises:
+            PlanError: a number of chunks is asked for that can't be.
+        """
+        given, is_asked = self._given, self.options.axis_and_chunks is not None
+        room = None if given.request.budget is None else given.request.budget - given.request.base
+        if not is_asked and given.plain.total_bytes <= (SMALL if room is None else room):
+            return None
+        if is_asked:
+            return self.within(math.inf if room is None else float(room))
+        return self.quick() if room is None else self.at_most(float(room))
 
     def within(self, room: float) -> InSlices | None:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
@@ -288,9 +269,8 @@ class ChunkSearch:
 
     def _of_training(self) -> "AxisGraph":
         """A training step, whose ranges are cut along axes of their own."""
-        found = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-        axis = _in_order(self.job, -1, found.order, found.graph, found.axes)
-        return dataclasses.replace(axis, ranges=found.ranges)
+        order, graph, axes, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
+        return dataclasses.replace(_in_order(self.job, -1, order, graph, axes), ranges=ranges)
 
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
@@ -446,8 +426,8 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
     return min(written, key=lambda one: (one.total, one.extra), default=None)
 
 
-def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
-    """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
+def why_not(lowered: Lowered, options: Options, device: Device) -> str:
+    """Why a model isn't run in chunks, whatever its nodes compute; empty where nothing speaks against it."""
     graph, is_portable, measured = lowered.model.graph, device.facts.is_portable, lowered.calibration
     is_estimated = is_portable and options.chosen_mode == "inference"
     if not (device.is_host and (is_estimated or (measured is not None and measured.seconds is not None))):
@@ -480,6 +460,17 @@ class AxisGraph:
     alive: np.ndarray
     working_set: Sequence[float]
     seconds: float
+
+    def more_seconds(self, bands: Sequence[Band], cores: int) -> float:
+        """About how much longer the nodes of bands take in slices, on so many cores."""
+        more = 0.0
+        for stage in (stage for band in bands for stage in band.stages):
+            slices = len(stage.slices) - 1
+            for step in range(stage.begin, stage.end):
+                if isinstance(self.axes.nodes[step], Slicing):
+                    alive = self.working_set[step]
+                    more += self.works[step].more_seconds(cores, alive, alive / slices, slices)
+        return more
 
 
 def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
@@ -552,15 +543,8 @@ def _packs_again(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> bool:
 
 def _estimated(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
-    more, runs = 0.0, 0
-    for stage in (stage for band in bands for stage in band.stages):
-        slices = len(stage.slices) - 1
-        runs += slices
-        for step in range(stage.begin, stage.end):
-            if isinstance(axis.axes.nodes[step], Slicing):
-                work, working_set = axis.works[step], axis.working_set[step]
-                more += work.seconds(job.cores, working_set / slices, slices) - work.seconds(job.cores, working_set)
-    return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
+    runs = sum(sum(band.counts) for band in bands)
+    return axis.more_seconds(bands, job.cores) + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
@@ -602,7 +586,7 @@ def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) ->
         seen[tuple(map(tuple, chosen))] = None
     candidates = [
         tuple(
-            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages), bool(one.stride))
+            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages))
             for one, stages, bounds in zip(axis.ranges, chosen, levels, strict=True)
             if stages
         )

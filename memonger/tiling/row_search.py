@@ -394,7 +394,7 @@ class RowSearch:
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
             work, working_set = self.job.works[str(node.name)], self.working_set[self.steps[node]]
-            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, working_set)
+            seconds += work.more_seconds(cores, working_set, lines + peak, count)
             seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, working_set))
         for node, copy in own.tiles:
             idle = _idle_share(node, copy.made[1] - copy.made[0], cores)
