@@ -195,7 +195,11 @@ class ChunkSearch:
             checked = candidate.seen(self._check, self._lengths(candidate))
             if not checked.different or self.options.allow_rounding:
                 candidate = _with_checked(candidate, checked)
-                candidate = _over_ranges(self.job, candidate) if self.job.ranges else candidate
+                if self.job.ranges:  # laid out for all sizes
+                    job, made = self.job, candidate.lowered
+                    request = dataclasses.replace(job.request, budget=None)
+                    asked = asked_of(made, job.lowered.model, request, job.training, job.device, job.ranges)
+                    candidate = dataclasses.replace(candidate, request=asked, solution=decide(asked, "none", "file"))
                 is_worth = self.options.axis_and_chunks is not None or candidate.total < self.job.plain.total_bytes
                 return candidate if is_worth or not self.job.ranges else None
             rows = candidate.slices_of(checked.different)
@@ -245,7 +249,8 @@ class ChunkSearch:
         key = frozenset(self._refused), axis.number, job.outer is not None, stages
         if key not in self._priced:
             priced = *_at_least(job, axis, bands), _estimated(job, axis, bands)
-            self._priced[key] = Candidate(*priced, lambda: _written(job, axis, bands))
+            write = partial(laid_out, job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands)
+            self._priced[key] = Candidate(*priced, partial(write, size=axis.axes.size, once=axis.seconds))
         return self._priced[key]
 
     def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
@@ -352,13 +357,6 @@ def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
         solution=dataclasses.replace(candidate.solution, graph=graph),
         notes=_said(checked.different),
     )
-
-
-def _over_ranges(job: ToSlice, candidate: InSlices) -> InSlices:
-    """The same laid out for all sizes of the ranges."""
-    request = dataclasses.replace(job.request, budget=None)
-    asked = asked_of(candidate.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
-    return dataclasses.replace(candidate, request=asked, solution=decide(asked, "none", "file"))
 
 
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
@@ -499,13 +497,6 @@ def _in_order(job: ToSlice, number: int, order: Sequence[int], graph: Graph, axe
     return AxisGraph(number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
 
 
-def _parts(axis: AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
-    """The stages of a band, each with the range that it is a part of."""
-    begins = [one.begin for one in axis.ranges]
-    for stage in band.stages:
-        yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
-
-
 def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int, int]:
     """About the bytes that bands take at least, but for what cuts and joins, and those of their sessions.
 
@@ -517,8 +508,10 @@ def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int
     alive = float(axis.alive[whole].max(initial=0))
     steps = nodes = len(axis.alive)
     shares = _packs_again(job, axis, bands)
-    for stage, slices, part in ((s, len(s.slices) - 1, p) for b in bands for s, p in _parts(axis, b)):
-        own = slice(stage.begin, stage.end)
+    begins = [one.begin for one in axis.ranges]
+    for stage in (stage for band in bands for stage in band.stages):
+        own, slices = slice(stage.begin, stage.end), len(stage.slices) - 1
+        part = axis.ranges[bisect_right(begins, stage.begin) - 1]
         cut = part.cut[stage.begin - part.begin : stage.end - part.begin]
         alive = max(alive, part.fixed + float(cut.max()) / slices)
         workspace[own] /= slices
@@ -616,9 +609,3 @@ def all_in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
         raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
     bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
     return tuple(Band(axis.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in axis.ranges)
-
-
-def _written(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> InSlices:
-    """One candidate, laid out."""
-    size = axis.axes.size
-    return laid_out(job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands, size=size, once=axis.seconds)
