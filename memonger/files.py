@@ -211,26 +211,24 @@ def _check_free(path: Path, force: bool) -> None:
     if path.is_dir() and not path.is_symlink():
         if not any(path.iterdir()):
             return
-        _check_export(path)
+        # Nothing is in the folder but what memonger wrote, and what Python left of running it
+        try:
+            written = set(json.loads((path / SETTINGS).read_text())["files"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanFileError(
+                f"{path} is there already and wasn't written by memonger: name another folder."
+            ) from error
+        present = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
+        strange = [one for one in present if "__pycache__" not in one.parts and str(one) not in written]
+        if strange:
+            raise PlanFileError(
+                f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."
+            )
         if not force:
             replaced = option("force", True)
             raise PlanFileError(f"{path} is there already: name another folder, or replace it with {replaced}.")
     elif path.exists() or path.is_symlink():
         raise PlanFileError(f"{path} is there already and is no folder: name another one.")
-
-
-def _check_export(path: Path) -> None:
-    """Nothing is in the folder but what memonger wrote, and what Python left of running it."""
-    try:
-        written = set(json.loads((path / SETTINGS).read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanFileError(f"{path} is there already and wasn't written by memonger: name another folder.") from error
-    present = (one.relative_to(path) for one in sorted(path.rglob("*")) if not one.is_dir())
-    strange = [one for one in present if "__pycache__" not in one.parts and str(one) not in written]
-    if strange:
-        raise PlanFileError(
-            f"{path} is there already and holds '{strange[0]}', which memonger didn't write: name another folder."
-        )
 
 
 def check_outside(files: Iterable[Path], folder: Path) -> None:

@@ -25,11 +25,10 @@ from memonger.planner.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
 from memonger.report.diff import diff_lines, diff_record, totals_table
-from memonger.report.headline import details_table, headline
 from memonger.report.inspection import model_lines, model_record, model_table, operator_table
 from memonger.report.layers import Layer, layers_of, layers_table
 from memonger.report.memory_count import COUNT_NOTE, count_memory
-from memonger.report.summary import plan_figures, plan_record
+from memonger.report.summary import details_table, headline, plan_figures, plan_record
 from memonger.shapes.inference import infer_once
 
 

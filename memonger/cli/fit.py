@@ -38,19 +38,16 @@ def fit(
     if as_json:
         print_json(fit_record(fitted, str(model), None if written is None else str(written)))
     else:
-        _print(fitted, model, written)
+        console = Screen()
+        for line in fit_lines(fitted, str(model)):
+            console.print(line, soft_wrap=True)
+        if fitted.frontier:
+            console.print(sizes_table(fitted))
+        console.print(
+            f"Took {fitted.seconds:.1f} s. Planned at {fitted.vary} {', '.join(map(str, fitted.tried))}.",
+            soft_wrap=True,
+        )
+        if written is not None:
+            console.print(f"Wrote {written}.", soft_wrap=True)
     if not fitted.fits:
         sys.exit(1)
-
-
-def _print(found: planner.Fit, model: Path, written: Path | None) -> None:
-    console = Screen()
-    for line in fit_lines(found, str(model)):
-        console.print(line, soft_wrap=True)
-    if found.frontier:
-        console.print(sizes_table(found))
-    console.print(
-        f"Took {found.seconds:.1f} s. Planned at {found.vary} {', '.join(map(str, found.tried))}.", soft_wrap=True
-    )
-    if written is not None:
-        console.print(f"Wrote {written}.", soft_wrap=True)

@@ -15,8 +15,7 @@ from memonger.loops.search import Loop, Shrunk
 from memonger.loops.search import shrink as shrunk
 from memonger.loops.targets import TARGETS
 from memonger.serving.package import TensorSpec
-from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import NAMING, plain_config
+from memonger.serving.triton_config import NAMING, plain_config, text_of
 from memonger.units import format_size
 
 

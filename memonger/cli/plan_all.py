@@ -37,19 +37,15 @@ def plan_all(
             "output": None if output is None else str(output),
         })  # fmt: skip
     else:
-        _print(rows, failed, output)
+        print_wide(Screen(), text.fleet_table(rows))
+        for same in _alike(failed):
+            row, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+            settings = (None if row.batch is None else f"batch {row.batch}", row.device, row.budget)
+            print_line(f"No plan of {', '.join([row.name, *filter(None, settings)])}{more}: {row.error}")
+        if output is not None:
+            print_line(f"Wrote {output}: {len(rows) - len(failed)} planned files, and memonger.json with this table.")
     if failed:
         raise PlanError(f"{len(failed)} of {len(rows)} plans failed: {failed[0].name}: {failed[0].error}")
-
-
-def _print(rows: Sequence[Row], failed: Sequence[Row], output: Path | None) -> None:
-    print_wide(Screen(), text.fleet_table(rows))
-    for same in _alike(failed):
-        row, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-        settings = (None if row.batch is None else f"batch {row.batch}", row.device, row.budget)
-        print_line(f"No plan of {', '.join([row.name, *filter(None, settings)])}{more}: {row.error}")
-    if output is not None:
-        print_line(f"Wrote {output}: {len(rows) - len(failed)} planned files, and memonger.json with this table.")
 
 
 def _alike(rows: Sequence[Row]) -> list[list[Row]]:

@@ -23,8 +23,7 @@ from memonger.planner import search_plan as planner
 from memonger.planner.changes import Changes
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
-from memonger.report.headline import details_table, headline
-from memonger.report.summary import plan_figures, plan_record
+from memonger.report.summary import details_table, headline, plan_figures, plan_record
 from memonger.units import format_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
 from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
 from memonger.cli.planning import refuse_planning_options, search_plan
-from memonger.cli.settings import CommandResult, Settings
+from memonger.cli.settings import Settings
 from memonger.files import temporary_folder
 from memonger.ir import training_roles
 from memonger.model.load import load_as_is
@@ -59,22 +59,18 @@ def run(
     if as_json:
         print_json({**result.record, "model": str(model)})
     else:
-        _print(result)
+        console, trains = Screen(), result.record.get("mode") == "training"
+        if result.outputs:
+            console.print(tables.outputs_table(result.outputs))
+        if result.rows:
+            unit, compared, loaded = ("step", "results", "session") if trains else ("run", "outputs", "model")
+            console.print(tables.comparison_table(result.rows, unit, compared))
+            console.print(tables.comparison_note(unit, loaded), style="dim")
+        for line in result.lines:
+            console.print(line)
         print_notes(() if quiet else result.notes)
     if not result.passed:
         raise click.exceptions.Exit(1)
-
-
-def _print(result: CommandResult) -> None:
-    console, trains = Screen(), result.record.get("mode") == "training"
-    if result.outputs:
-        console.print(tables.outputs_table(result.outputs))
-    if result.rows:
-        unit, compared, loaded = ("step", "results", "session") if trains else ("run", "outputs", "model")
-        console.print(tables.comparison_table(result.rows, unit, compared))
-        console.print(tables.comparison_note(unit, loaded), style="dim")
-    for line in result.lines:
-        console.print(line)
 
 
 def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> Path:

@@ -143,7 +143,15 @@ def _alone(plan: Plan, trained: Trained, device: str) -> CommandResult:
         "input_bytes": plan.input_bytes, "gradients": sums,
     }  # fmt: skip
     timed = f"Seconds of a step: median {format_seconds(ours.latency_seconds)}, p95 {format_seconds(ours.p95_seconds)}."
-    lines = (_losses_line(trained.losses), timed, memory_line(plan, ours), *gradients.lines(sums, roles))
+    numbers = [f"{loss:.6g}" for loss in trained.losses]
+    if len(numbers) > SHOWN:
+        numbers = [*numbers[: SHOWN // 2], "...", *numbers[-SHOWN // 2 :]]
+    lines = (
+        f"Losses of {len(trained.losses)} steps on one batch: {' '.join(numbers)}",
+        timed,
+        memory_line(plan, ours),
+        *gradients.lines(sums, roles),
+    )
     shown = {name: outputs[name] for name in roles.outputs if name in outputs and name != roles.loss}
     return CommandResult(shown, record, lines=lines, saved=outputs)
 
@@ -151,13 +159,6 @@ def _alone(plan: Plan, trained: Trained, device: str) -> CommandResult:
 def _numbers(losses: list[float]) -> list[float | None]:
     """Losses for JSON, which has neither NaN nor infinity."""
     return [loss if np.isfinite(loss) else None for loss in losses]
-
-
-def _losses_line(losses: list[float]) -> str:
-    numbers = [f"{loss:.6g}" for loss in losses]
-    if len(numbers) > SHOWN:
-        numbers = [*numbers[: SHOWN // 2], "...", *numbers[-SHOWN // 2 :]]
-    return f"Losses of {len(losses)} steps on one batch: {' '.join(numbers)}"
 
 
 def memory_line(plan: Plan, ours: Measured) -> str:

@@ -57,11 +57,6 @@ def _tensor(name: str, described: Any) -> SampleTensor:
         isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0 for size in shape
     ):
         raise FeedError(f"samples[{name!r}] has shape {shape!r}: sizes are whole numbers from 0 on, known beforehand.")
-    return SampleTensor(name, tuple(map(int, shape)), _dtype(name, dtype))
-
-
-def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """A type by name (also ``bfloat16`` and its like), of numpy, or of torch."""
     text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype
     try:
         kind = np.dtype(text)
@@ -78,7 +73,7 @@ def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
         raise FeedError(
             f"samples[{name!r}] has type {dtype!r}, whose elements have no size of their own: give numbers."
         )
-    return kind
+    return SampleTensor(name, tuple(map(int, shape)), kind)
 
 
 def checked(given: Any, tensors: Sequence[SampleTensor]) -> Arrays:

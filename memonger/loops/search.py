@@ -42,9 +42,9 @@ from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.tiling.axes import Axes
 from memonger.tiling.candidates import ToSlice
-from memonger.tiling.chunk_stages import MOST_SLICES, StepSpan
+from memonger.tiling.chunk_regions import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import ROUNDED, AxisGraph, search_of
+from memonger.tiling.chunking import ROUNDED, AxisGraph, ChunkSearch
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch
 from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
@@ -231,7 +231,7 @@ def shrink(
     settled.drop_unread()
     job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
-    search = search_of(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
+    search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
     if check and not allow_rounding:
         sliced = SliceCheck(0, job.lowered.spent)
@@ -290,7 +290,8 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
     if not axis.ranges or count == 1:
         return
     model = axis.lowered.model
-    made = in_slices(model, [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges])
+    bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
+    made = in_slices(model, bands, axis.axes.nodes)
     copies = copies_by_node(made.copies)
     for node in (node for node in model.graph if operator_name(node) not in EXACT | {"Conv"}):
         own = copies.get(str(node.name))
@@ -416,7 +417,7 @@ def _may_end(nodes: Sequence[ir.Node]) -> list[bool]:
 
 def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
-    alive, seconds = np.array(axis.alive, float), 0.0
+    alive, seconds = np.array(axis.alive, float), axis.more_seconds(bands, cores)
     spans = {span.begin: span for span in axis.ranges}
     for band in bands:
         span, end = spans[band.stages[0].begin], band.stages[-1].end
@@ -427,9 +428,6 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: st
             seconds += count * ITERATION_SECONDS
             for step in range(stage.begin, stage.end):
                 alive[step] = span.needed(step, end, count, crossing / coarse)
-                if isinstance(axis.axes.nodes[step], Slicing):
-                    work, working_set = axis.works[step], axis.working_set[step]
-                    seconds += work.seconds(cores, working_set / count, count) - work.seconds(cores, working_set)
     model, stages = axis.lowered.model, [one for band in bands for one in band.stages]
     nodes, loops = list(model.graph), list[Loop]()
     for stage in stages:

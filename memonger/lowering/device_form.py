@@ -392,14 +392,7 @@ def order_as_source(model: Model, source: ir.Model) -> bool:
     """
     nodes = list(model.graph)
     sources = [sorted(found) for found in sources_of(nodes)]
-    order = topological_order(sources, _ranks(nodes, sources, source))
-    model.graph.remove(nodes)
-    model.graph.extend(nodes[number] for number in order)
-    return any(number != place for place, number in enumerate(order))
-
-
-def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> list[int]:
-    """For each node the step of ``source`` that writes the first of its outputs, or else that of its first reader."""
+    # For each node the step of ``source`` that writes the first of its outputs, or else that of its first reader
     written = {value.name: step for step, node in enumerate(source.graph) for value in node.outputs if value.name}
     ranks = [len(written)] * len(nodes)
     for number in reversed(range(len(nodes))):
@@ -408,7 +401,10 @@ def _ranks(nodes: list[ir.Node], sources: list[list[int]], source: ir.Model) -> 
             ranks[number] = min(own)
         for before in sources[number]:
             ranks[before] = min(ranks[before], ranks[number])
-    return ranks
+    order = topological_order(sources, ranks)
+    model.graph.remove(nodes)
+    model.graph.extend(nodes[number] for number in order)
+    return any(number != place for place, number in enumerate(order))
 
 
 def _as_written(model: ir.Model, run: calibrate.CalibratingRun) -> bool:

@@ -611,13 +611,20 @@ def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:
 
 def may_run_in_chunks(job: Job) -> bool:
     """Whether chunks are among what plans of a model can do, whatever the options say of them."""
-    return not job.options.buckets and chunking.are_possible(job.lowered, job.options, job.device)
+    return not job.options.buckets and not chunking.why_not(job.lowered, job.options, job.device)
 
 
 def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
-    """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`."""
+    """The job with the model in chunks, where that is worth it or asked for; see `memonger.tiling.chunking`.
+
+    Raises:
+        PlanError: a number of chunks is asked for, and the model can't run in any, or not in that many.
+    """
     lowered, request, options, device = job.lowered, job.request, job.options, job.device
-    if options.buckets or not chunking.are_wanted(lowered, options, device):
+    why_not = chunking.why_not(lowered, options, device)
+    if why_not and options.axis_and_chunks is not None and not options.buckets:
+        raise PlanError(f"the model can't run in chunks: {why_not}.")
+    if options.buckets or why_not or options.chunks == "off":
         return job
     if job.mode == "training" and request.budget is not None:
         if job.solution is not None:
@@ -633,10 +640,10 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
     else:
         strategy = job.strategy if job.mode == "training" else "none"
         plain = job.solution or decide(dataclasses.replace(request, budget=None), strategy, options.order)
-        candidate = (
-            chunking.choose(lowered, request, options, device, job.source.batch, plain, job.most_copies, job.ranges)
-            or plain
+        search = chunking.ChunkSearch(
+            lowered, request, options, device, job.source.batch, plain, job.most_copies, job.ranges
         )
+        candidate = search.chosen() or plain
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
     return dataclasses.replace(

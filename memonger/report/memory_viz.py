@@ -27,7 +27,10 @@ def snapshot(view: View) -> bytes:
 
 def content(view: View) -> dict[str, Any]:
     """The snapshot as PyTorch's ``torch.cuda.memory._snapshot()`` gives it."""
-    kinds = _segments(view)
+    kinds: dict[str, list[Rectangle]] = {}
+    for each in view.rectangles:
+        if each.size:
+            kinds.setdefault("arena" if each.in_arena else each.kind, []).append(each)
     sizes = {kind: max(each.offset + each.size for each in group) for kind, group in kinds.items()}
     if "arena" in sizes:
         sizes["arena"] = view.plan.arena_bytes
@@ -41,14 +44,6 @@ def content(view: View) -> dict[str, Any]:
     trace = [_event("segment_alloc", each["address"], each["total_size"], [], "unknown") for each in segments]
     trace += _trace(view, kinds, addresses)
     return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}
-
-
-def _segments(view: View) -> dict[str, list[Rectangle]]:
-    groups: dict[str, list[Rectangle]] = {}
-    for each in view.rectangles:
-        if each.size:
-            groups.setdefault("arena" if each.in_arena else each.kind, []).append(each)
-    return groups
 
 
 def _segment(

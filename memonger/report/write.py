@@ -12,15 +12,15 @@ from memonger.files import write_whole
 from memonger.ir.emitter import collecting_later
 from memonger.ir.save import save_model
 from memonger.plan import Plan
-from memonger.report import memory_viz, netron, perfetto, speedscope
+from memonger.report import memory_viz, viewers
 from memonger.report.page import page
 from memonger.report.picture import picture
 from memonger.report.view import View
 
 VIEWERS: Mapping[str, Callable[[View], bytes]] = {
     "memory_viz": memory_viz.snapshot,
-    "perfetto": perfetto.trace,
-    "speedscope": speedscope.profile,
+    "perfetto": viewers.trace,
+    "speedscope": viewers.profile,
 }
 
 
@@ -41,7 +41,7 @@ def report(
         raise PlanError(f"a frontier and measurements are shown by format 'html', not by {format!r}.")
     view = _view(plan, title)
     if format == "netron":
-        save_model(netron.annotated(view), Path(path))
+        save_model(viewers.annotated(view), Path(path))
         return
     with collecting_later():
         if format == "html":

@@ -255,7 +255,14 @@ def _served(name: str, plans: Sequence[Plan | str | Path], ranges: bool) -> Serv
     loaded = []
     for number, one in enumerate(plans):
         plan, origin = (one, f"plan {number}") if isinstance(one, Plan) else (Plan.load(one), str(one))
-        _check_mode(plan, origin)
+        if plan.mode == "training" or plan.training is not None:
+            inference = either(
+                "memonger.search_plan(model, mode='inference')", "memonger plan MODEL --mode inference -o PLANNED.onnx"
+            )
+            raise PlanError(
+                f"{origin} is a plan for training, which can't be served: plan the forward model "
+                f"({inference}). trainer.export writes trained weights into it."
+            )
         check_ranges(plan.ranges, ranges, origin)
         if plan.state:
             raise PlanError(
@@ -333,17 +340,6 @@ def binding_notes(package: Package) -> tuple[str, ...]:
         f"{what} is bound to {stamp.runtime} and this kind of processor: a session elsewhere refuses it. A plan "
         f"made with {option('device', 'none')} runs everywhere.",
     )
-
-
-def _check_mode(plan: Plan, origin: str) -> None:
-    if plan.mode == "training" or plan.training is not None:
-        inference = either(
-            "memonger.search_plan(model, mode='inference')", "memonger plan MODEL --mode inference -o PLANNED.onnx"
-        )
-        raise PlanError(
-            f"{origin} is a plan for training, which can't be served: plan the forward model "
-            f"({inference}). trainer.export writes trained weights into it."
-        )
 
 
 def _with_workspace(plan: Plan) -> Plan:

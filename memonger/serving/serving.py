@@ -135,7 +135,15 @@ class PlannedModel:
     def _run_together(self, requests: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
         sizes = [self._rows(request)[0] for request in requests]
         joined = {name: np.concatenate([request[name] for request in requests]) for name in self.input_names}
-        outputs = self._run_rows(joined, sum(sizes))
+        rows = sum(sizes)
+        parts, start = [], 0
+        while start < rows:
+            left = rows - start
+            batch = next((size for size in self.batches if size >= left), self.batches[-1])
+            count = min(batch, left)
+            parts.append(self.run({k: v[start : start + count] for k, v in joined.items()}))
+            start += count
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
         ends = np.cumsum(sizes)
         return [
             {name: array[end - size : end] for name, array in outputs.items()}
@@ -159,16 +167,6 @@ class PlannedModel:
         if len(rows) != 1 or 0 in rows:
             raise SessionError("the inputs of a request need one batch size, at least 1, as their first dimension.")
         return rows.pop(), tuple((array.dtype, array.shape[1:]) for array in arrays.values())
-
-    def _run_rows(self, joined: Arrays, rows: int) -> dict[str, np.ndarray]:
-        parts, start = [], 0
-        while start < rows:
-            left = rows - start
-            batch = next((size for size in self.batches if size >= left), self.batches[-1])
-            count = min(batch, left)
-            parts.append(self.run({k: v[start : start + count] for k, v in joined.items()}))
-            start += count
-        return {name: np.concatenate([part[name] for part in parts]) for name in self.output_names}
 
 
 class PlannedFleet:

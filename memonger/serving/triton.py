@@ -11,8 +11,7 @@ from memonger.plan import Plan
 from memonger.serving import folder as files
 from memonger.serving import order, stock
 from memonger.serving.package import Estimate, Package, check_standard, stock_notes
-from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import config
+from memonger.serving.triton_config import config, text_of
 from memonger.units import MiB
 
 MODEL = "model.onnx"

@@ -6,8 +6,7 @@ from memonger.errors import PlanError
 from memonger.files import add_json
 from memonger.serving import folder as files
 from memonger.serving.package import Estimate, Package, binding_notes
-from memonger.serving.pbtxt import text_of
-from memonger.serving.triton_config import NAMING, ensemble_config, python_config
+from memonger.serving.triton_config import NAMING, ensemble_config, python_config, text_of
 from memonger.words import option
 
 TEXT = """

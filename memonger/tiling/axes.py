@@ -38,7 +38,9 @@ class Axes:
     values: Mapping[str, int]
 
 
-def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sums: bool = False) -> Slicing | Refusal:
+def slicing(
+    node: ir.Node, axes: Mapping[int, int], size: int | None = None, *, sums: bool = False, halo: bool = False
+) -> Slicing | Refusal:
     """How a node is cut whose inputs are cut along these axes.
 
     Args:
@@ -46,10 +48,11 @@ def slicing(node: ir.Node, axes: Mapping[int, int], size: int | None = None, sum
         axes: Input → axis, counted from 0, of those inputs that have one; at least one.
         size: Parts of the finest cut; None: as many as all the inputs allow.
         sums: Whether outputs may be summed up slice by slice.
+        halo: Whether copies may read other rows than they give.
     """
     try:
         lengths = [Cut(node, axes, 1).dims(index)[axis] for index, axis in axes.items()]
-        cut = Cut(node, axes, size or math.gcd(*lengths), sums)
+        cut = Cut(node, axes, size or math.gcd(*lengths), sums, halo)
         fact = facts(node)
         is_dropout = node.op_type == "Dropout"  # which draws in training form, and may be that
         may_draw = not is_dropout or (cut.opset >= 12 and cut.has(2) and bool(cut.constant(2).any()))

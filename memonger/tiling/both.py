@@ -72,7 +72,7 @@ class StepSearch:
 
         Raises:
             BudgetError: none was found. Planning succeeds with the budget that the error names.
-            PlanError: see `memonger.tiling.chunking.choose`.
+            PlanError: see `memonger.tiling.chunking.ChunkSearch.chosen`.
         """
         plain = self.budgets.plain
         if self.total(plain) <= budget:
@@ -136,7 +136,7 @@ class StepSearch:
 
     def _chunks_of(self, solution: Solution) -> chunking.ChunkSearch:
         """What looks for chunks of a schedule; of those that are looked at for every budget it is kept."""
-        found = self._searches.get(solution.schedule) or chunking.search_of(
+        found = self._searches.get(solution.schedule) or chunking.ChunkSearch(
             self.lowered, self.request, self.options, self.device, None, solution
         )
         if any(solution is one for one in (self.budgets.plain, self.budgets.usual)):

@@ -30,7 +30,7 @@ from memonger.shapes.sizes import SizesError
 from memonger.tiling.axes import shapes_at_points
 from memonger.tiling.chunk_times import NodeWork, launch_seconds, run_seconds, seconds_of, work_of
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.slice_check import EXACT, CheckedCopy, SeenAlone, SliceCheck, copies_by_node
+from memonger.tiling.slice_check import EXACT, CheckedCopy, SeenAlone, SliceCheck, beginning, copies_by_node
 from memonger.tiling.slices import Band, RowBand
 from memonger.tiling.writer import in_slices
 
@@ -161,8 +161,13 @@ class InSlices:
             difference = result.difference
             if lengths and not difference:
                 slices = [(chunk.begin, chunk.end) for copy in own if (chunk := chunk_of(copy.node)) is not None]
-                shorter = _shorter(slices, lengths)
-                difference = check.see_shorter((model, node), how, shorter, self.size) if shorter else 0.0
+                rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
+                least = min(end - begin for begin, end in slices)
+                wholes = [length for length in lengths[:-1] if length > least]
+                ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
+                tried = sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
+                shorter = [beginning(node, how, length, self.size) for length in tried]
+                difference = check.see((model, node), model, shorter).difference if shorter else 0.0
             if difference:
                 seen.different[str(node.name)] = difference
             if result.workspace:
@@ -221,15 +226,6 @@ FEW = 4
 for few rows kernels take other paths."""
 
 
-def _shorter(slices: Sequence[tuple[int, int]], lengths: Sequence[int]) -> list[int]:
-    """Elements that slices which are cut short may have, and wholes: the `FEW` smallest, and two of the rest."""
-    rests = sorted({length - begin for length in lengths for begin, end in slices if begin < length < end})
-    least = min(end - begin for begin, end in slices)
-    wholes = [length for length in lengths[:-1] if length > least]
-    ends = (one for found in (rests, wholes) for one in (found[len(found) // 2 :][:1], found[-1:]))
-    return sorted({*rests[:FEW], *wholes[:1], *itertools.chain.from_iterable(ends)})
-
-
 def laid_out(
     job: ToSlice, before: Lowered, graph: Graph, how: Sequence[Slicing | Refusal | None], axis: int,
     bands: Sequence[Band | RowBand], *, size: int = 0, extra: float | None = None,
@@ -250,15 +246,12 @@ def laid_out(
         packed: Bytes of weights that sessions pack again.
         effort: Of the layout.
     """
-    written = in_slices(before.model, bands, bool(job.ranges), how if axis == ROWS else None)
+    written = in_slices(before.model, bands, how, bool(job.ranges))
     trains = job.training is not None
     shares = {str(copy.node.name): copy.share for copies in written.copies for copy in copies}
-
-    def part_of(node: ir.Node) -> tuple[str, float]:
-        name = str(node.name)
-        return (own_node(node) if name in shares or AGAIN in node.metadata_props else name), shares.get(name, 1.0)
-
-    made = shared(before, written.model, part_of)
+    nodes = [node for node in written.model.graph if str(node.name) in shares or AGAIN in node.metadata_props]
+    parts = {str(node.name): [(own_node(node), shares.get(str(node.name), 1.0))] for node in nodes}
+    made = shared(before, written.model, parts)
     ranges = job.ranges if kept_state.KEY in made.model.metadata_props else None  # in which a state may grow in place
     request = dataclasses.replace(job.request, budget=None)
     asked = asked_of(made, before.model, request, job.training, job.device, ranges)
@@ -316,23 +309,25 @@ def working_set_bytes(graph: Graph, storage: Storage) -> list[float]:
     return [float(size) for size in live_bytes(buffers, len(graph.nodes))]
 
 
-def shared(lowered: Lowered, made: ir.Model, part_of: Callable[[ir.Node], tuple[str, float]]) -> Lowered:
-    """The model in slices, with each copy's share of what was measured of its node.
+def shared(lowered: Lowered, made: ir.Model, parts: Mapping[str, Sequence[tuple[str, float]]]) -> Lowered:
+    """A model that was made of another, with each node's share of what was measured of that.
 
     Args:
-        lowered: The model.
-        made: The same in slices.
-        part_of: Of a node of that the one that it is a copy of, and the part of it that it computes.
+        lowered: The other.
+        made: The model.
+        parts: Of its nodes, by name, those whose work they do, and which part of it: of a copy one, in part; of a
+            joined product several. All other nodes are the same.
     """
     measured = lowered.calibration
     if measured is None:
         return dataclasses.replace(lowered, model=made)
     seconds, workspace = dict[str, float](), dict[str, int]()
     for node in made.graph:
-        name, part = part_of(node)
-        seconds[str(node.name)] = (measured.seconds or {}).get(name, 0.0) * part
-        if needed := measured.workspace.get(name, 0):
-            workspace[str(node.name)] = math.ceil(needed * part)
+        name = str(node.name)
+        own = parts.get(name, [(name, 1.0)])
+        seconds[name] = math.fsum((measured.seconds or {}).get(each, 0.0) * part for each, part in own)
+        if needed := sum(math.ceil(measured.workspace.get(each, 0) * part) for each, part in own):
+            workspace[name] = needed
     calibration = dataclasses.replace(measured, seconds=seconds, workspace=workspace)
     return dataclasses.replace(lowered, model=made, calibration=calibration)
 

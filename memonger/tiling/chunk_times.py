@@ -76,6 +76,10 @@ class NodeWork:
         again = self.weights * (slices - is_first) / rates().again
         return slices * launch_seconds(cores) + max(self.flops / rates().flops, moved) * 2 / cores + again
 
+    def more_seconds(self, cores: int, alive: float, within: float, slices: int) -> float:
+        """How much longer it takes in so many slices, with so many bytes alive whole, and within a slice."""
+        return self.seconds(cores, within, slices) - self.seconds(cores, alive)
+
     def _moved(self, alive: float) -> float:
         """Seconds in which two cores move the values, where so many bytes are alive."""
         hit_ratio = min(1.0, CACHE / alive) if alive else 1.0

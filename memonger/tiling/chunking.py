@@ -55,8 +55,7 @@ from memonger.tiling.candidates import (
     laid_out,
     working_set_bytes,
 )
-from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_stages import StepSpan, measured, ranges_in_order, stages_for
+from memonger.tiling.chunk_regions import StepSpan, measured, ranges_in_order, regions_of, stages_for
 from memonger.tiling.chunk_times import NodeWork, cores_of, run_seconds, seconds_of, work_of
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch, asked_for
@@ -90,31 +89,11 @@ SAVED = 0.75
 """Of the time that the fastest of those is estimated to save, so much has to be saved."""
 
 
-def are_wanted(lowered: Lowered, options: Options, device: Device) -> bool:
-    """Whether chunks of a model are to be looked for.
-
-    Raises:
-        PlanError: a number of chunks is asked for, and the model can't run in any.
-    """
-    why_not = _why_not(lowered, options, device)
-    if why_not and options.axis_and_chunks is not None:
-        raise PlanError(f"the model can't run in chunks: {why_not}.")
-    return not why_not and options.chunks != "off"
-
-
-def are_possible(lowered: Lowered, options: Options, device: Device) -> bool:
-    """Whether a model on a device may run in chunks, as far as that shows without looking at what its nodes compute."""
-    return not _why_not(lowered, options, device)
-
-
-def choose(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
-) -> InSlices | None:  # fmt: skip
-    """The model in the slices that the options ask for; None where it stays as it is.
+class ChunkSearch:
+    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then.
 
     Args:
-        lowered: The model, which can run in chunks: see `are_wanted`.
+        lowered: The model, which can run in chunks: see `why_not`.
         request: What is asked of it.
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
@@ -122,50 +101,51 @@ def choose(
         plain: The schedule whose nodes are to run in chunks, recomputations included.
         most_copies: How many copies of nodes chunks may make.
         ranges: Dimensions with a range of sizes, of which the model has the largest.
-
-    Raises:
-        PlanError: a number of chunks is asked for that can't be.
     """
-    budget = request.budget
-    if options.axis_and_chunks is None and plain.total_bytes <= (SMALL if budget is None else budget - request.base):
-        return None
-    search = search_of(lowered, request, options, device, batch, plain, most_copies, ranges)
-    if budget is not None and options.axis_and_chunks is None:
-        return search.at_most(float(budget - request.base))
-    if options.axis_and_chunks is not None:
-        return search.within(math.inf if budget is None else float(budget - request.base))
-    return search.quick()
 
-
-def search_of(
-    lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-    most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
-) -> "ChunkSearch":  # fmt: skip
-    """What looks for chunks of a schedule; see `choose`."""
-    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
-    ordered = dataclasses.replace(lowered, model=lowered.model.clone())
-    schedule_model(ordered.model, plain.schedule, plain.graph)
-    for node in ordered.model.graph:  # whose marks would be taken for ours
-        node.metadata_props.pop(CHUNK, None)
-        node.metadata_props.pop(WINDOW, None)
-    works = {str(node.name): work_of(node) for node in ordered.model.graph}
-    return ChunkSearch(
-        ToSlice(ordered, request, plain, device, cores_of(options.threads), works, roles, ranges), options, batch,
-        most_copies,
-    )  # fmt: skip
-
-
-class ChunkSearch:
-    """Ways of one model to run in chunks, without the nodes that were seen to give other bits then."""
-
-    def __init__(self, job: ToSlice, options: Options, batch: int | None, most_copies: int) -> None:
-        self.job, self.options, self.batch, self.most_copies = job, options, batch, most_copies
-        self._check = SliceCheck(options.threads, job.lowered.spent)
+    def __init__(
+        self, lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
+        most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.options, self.batch, self.most_copies = options, batch, most_copies
+        self._given = ToSlice(lowered, request, plain, device, cores_of(options.threads), {}, None, ranges)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
         self._axes: dict[frozenset[str], list[AxisGraph]] = {}
         self._priced: dict[Any, Candidate] = {}
         self._rows: dict[Candidate | None, RowSearch] = {}
+
+    @cached_property
+    def job(self) -> ToSlice:
+        """What is to run in chunks: the model in the order of its schedule."""
+        given, model = self._given, self._given.lowered.model.clone()
+        schedule_model(model, given.plain.schedule, given.plain.graph)
+        for node in model.graph:  # whose marks would be taken for ours
+            node.metadata_props.pop(CHUNK, None)
+            node.metadata_props.pop(WINDOW, None)
+        works = {str(node.name): work_of(node) for node in model.graph}
+        roles, lowered = training_roles.read(model, str(model.graph.name)), given.lowered
+        return dataclasses.replace(
+            given, lowered=dataclasses.replace(lowered, model=model), works=works, training=roles
+        )
+
+    @cached_property
+    def _check(self) -> SliceCheck:
+        return SliceCheck(self.options.threads, self._given.lowered.spent)
+
+    def chosen(self) -> InSlices | None:
+        """The model in the slices that the options ask for; None where it stays as it is.
+
+        Raises:
+            PlanError: a number of chunks is asked for that can't be.
+        """
+        given, is_asked = self._given, self.options.axis_and_chunks is not None
+        room = None if given.request.budget is None else given.request.budget - given.request.base
+        if not is_asked and given.plain.total_bytes <= (SMALL if room is None else room):
+            return None
+        if is_asked:
+            return self.within(math.inf if room is None else float(room))
+        return self.quick() if room is None else self.at_most(float(room))
 
     def within(self, room: float) -> InSlices | None:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
@@ -201,7 +181,11 @@ class ChunkSearch:
     def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
         for _ in range(ROUNDS):
-            candidate = pick(self._candidates())
+            # Candidates along each axis
+            key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
+            if key not in self._known:
+                self._known[key] = self._found()
+            candidate = pick(self._known[key])
             if candidate is None:
                 return None
             if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
@@ -211,7 +195,11 @@ class ChunkSearch:
             checked = candidate.seen(self._check, self._lengths(candidate))
             if not checked.different or self.options.allow_rounding:
                 candidate = _with_checked(candidate, checked)
-                candidate = _over_ranges(self.job, candidate) if self.job.ranges else candidate
+                if self.job.ranges:  # laid out for all sizes
+                    job, made = self.job, candidate.lowered
+                    request = dataclasses.replace(job.request, budget=None)
+                    asked = asked_of(made, job.lowered.model, request, job.training, job.device, job.ranges)
+                    candidate = dataclasses.replace(candidate, request=asked, solution=decide(asked, "none", "file"))
                 is_worth = self.options.axis_and_chunks is not None or candidate.total < self.job.plain.total_bytes
                 return candidate if is_worth or not self.job.ranges else None
             rows = candidate.slices_of(checked.different)
@@ -219,13 +207,6 @@ class ChunkSearch:
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, ROUNDED)
         return None
-
-    def _candidates(self) -> list[Candidates]:
-        """Candidates along each axis."""
-        key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
-        if key not in self._known:
-            self._known[key] = self._found()
-        return self._known[key]
 
     def _found(self) -> list[Candidates]:
         asked = self.options.axis_and_chunks
@@ -268,7 +249,8 @@ class ChunkSearch:
         key = frozenset(self._refused), axis.number, job.outer is not None, stages
         if key not in self._priced:
             priced = *_at_least(job, axis, bands), _estimated(job, axis, bands)
-            self._priced[key] = Candidate(*priced, lambda: _written(job, axis, bands))
+            write = partial(laid_out, job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands)
+            self._priced[key] = Candidate(*priced, partial(write, size=axis.axes.size, once=axis.seconds))
         return self._priced[key]
 
     def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
@@ -292,9 +274,8 @@ class ChunkSearch:
 
     def _of_training(self) -> "AxisGraph":
         """A training step, whose ranges are cut along axes of their own."""
-        found = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-        axis = _in_order(self.job, -1, found.order, found.graph, found.axes)
-        return dataclasses.replace(axis, ranges=found.ranges)
+        order, graph, axes, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
+        return dataclasses.replace(_in_order(self.job, -1, order, graph, axes), ranges=ranges)
 
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
@@ -378,13 +359,6 @@ def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
     )
 
 
-def _over_ranges(job: ToSlice, candidate: InSlices) -> InSlices:
-    """The same laid out for all sizes of the ranges."""
-    request = dataclasses.replace(job.request, budget=None)
-    asked = asked_of(candidate.lowered, job.lowered.model, request, job.training, job.device, job.ranges)
-    return dataclasses.replace(candidate, request=asked, solution=decide(asked, "none", "file"))
-
-
 def _said(different: Mapping[str, float]) -> tuple[str, ...]:
     """What to tell of nodes that give other bits in chunks, as was allowed."""
     if not different:
@@ -450,8 +424,8 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
     return min(written, key=lambda one: (one.total, one.extra), default=None)
 
 
-def _why_not(lowered: Lowered, options: Options, device: Device) -> str:
-    """Why a model isn't run in chunks, whatever it computes; empty where nothing speaks against it."""
+def why_not(lowered: Lowered, options: Options, device: Device) -> str:
+    """Why a model isn't run in chunks, whatever its nodes compute; empty where nothing speaks against it."""
     graph, is_portable, measured = lowered.model.graph, device.facts.is_portable, lowered.calibration
     is_estimated = is_portable and options.chosen_mode == "inference"
     if not (device.is_host and (is_estimated or (measured is not None and measured.seconds is not None))):
@@ -485,6 +459,17 @@ class AxisGraph:
     working_set: Sequence[float]
     seconds: float
 
+    def more_seconds(self, bands: Sequence[Band], cores: int) -> float:
+        """About how much longer the nodes of bands take in slices, on so many cores."""
+        more = 0.0
+        for stage in (stage for band in bands for stage in band.stages):
+            slices = len(stage.slices) - 1
+            for step in range(stage.begin, stage.end):
+                if isinstance(self.axes.nodes[step], Slicing):
+                    alive = self.working_set[step]
+                    more += self.works[step].more_seconds(cores, alive, alive / slices, slices)
+        return more
+
 
 def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
     """A model that is cut along an axis of that number."""
@@ -512,13 +497,6 @@ def _in_order(job: ToSlice, number: int, order: Sequence[int], graph: Graph, axe
     return AxisGraph(number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
 
 
-def _parts(axis: AxisGraph, band: Band) -> Iterator[tuple[SliceStage, StepSpan]]:
-    """The stages of a band, each with the range that it is a part of."""
-    begins = [one.begin for one in axis.ranges]
-    for stage in band.stages:
-        yield stage, axis.ranges[bisect_right(begins, stage.begin) - 1]
-
-
 def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int, int]:
     """About the bytes that bands take at least, but for what cuts and joins, and those of their sessions.
 
@@ -530,8 +508,10 @@ def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int
     alive = float(axis.alive[whole].max(initial=0))
     steps = nodes = len(axis.alive)
     shares = _packs_again(job, axis, bands)
-    for stage, slices, part in ((s, len(s.slices) - 1, p) for b in bands for s, p in _parts(axis, b)):
-        own = slice(stage.begin, stage.end)
+    begins = [one.begin for one in axis.ranges]
+    for stage in (stage for band in bands for stage in band.stages):
+        own, slices = slice(stage.begin, stage.end), len(stage.slices) - 1
+        part = axis.ranges[bisect_right(begins, stage.begin) - 1]
         cut = part.cut[stage.begin - part.begin : stage.end - part.begin]
         alive = max(alive, part.fixed + float(cut.max()) / slices)
         workspace[own] /= slices
@@ -556,15 +536,8 @@ def _packs_again(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> bool:
 
 def _estimated(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> float:
     """About how much longer bands take, but for what cuts and joins."""
-    more, runs = 0.0, 0
-    for stage in (stage for band in bands for stage in band.stages):
-        slices = len(stage.slices) - 1
-        runs += slices
-        for step in range(stage.begin, stage.end):
-            if isinstance(axis.axes.nodes[step], Slicing):
-                work, working_set = axis.works[step], axis.working_set[step]
-                more += work.seconds(job.cores, working_set / slices, slices) - work.seconds(job.cores, working_set)
-    return more + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
+    runs = sum(sum(band.counts) for band in bands)
+    return axis.more_seconds(bands, job.cores) + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
 
 
 def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
@@ -606,7 +579,7 @@ def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) ->
         seen[tuple(map(tuple, chosen))] = None
     candidates = [
         tuple(
-            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages), bool(one.stride))
+            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages))
             for one, stages, bounds in zip(axis.ranges, chosen, levels, strict=True)
             if stages
         )
@@ -636,9 +609,3 @@ def all_in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
         raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
     bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
     return tuple(Band(axis.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in axis.ranges)
-
-
-def _written(job: ToSlice, axis: AxisGraph, bands: tuple[Band, ...]) -> InSlices:
-    """One candidate, laid out."""
-    size = axis.axes.size
-    return laid_out(job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands, size=size, once=axis.seconds)

@@ -9,7 +9,8 @@ for the whole inputs. A rule says along which axes:
         return cut.along({0: cut.axes[0]}, {0: perm.index(cut.axes[0])})
 
 Axes are counted from 0. All values of one cut have a multiple of ``size`` elements along their axis: the k-th part of
-one is made from the k-th parts of the others.
+one is made from the k-th parts of the others. Where copies may read other rows than they give (`Cut.halo`), a rule
+says which rows of its inputs some rows of its outputs need.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -99,12 +100,15 @@ class Cut:
         axes: Input → the axis along which it is cut, of those that are.
         size: Parts of the finest cut.
         sums: Whether an output may be summed up slice by slice.
+        halo: Whether slices are rows, of which a copy may read others than it gives, and more; else each slice reads
+            the part that it gives.
     """
 
     node: ir.Node
     axes: Mapping[int, int]
     size: int
     sums: bool = False
+    halo: bool = False
 
     @property
     def operator(self) -> str:
@@ -219,6 +223,18 @@ class Cut:
         """These inputs that exist, and these outputs or all, are cut along one axis."""
         chosen = self.outputs if outputs is None else outputs
         return self.along({index: axis for index in inputs if self.has(index)}, dict.fromkeys(chosen, axis))
+
+    def in_rows(self, rows: Callable[[int, int], SliceCopy], axis: int, whole: Collection[int] = ()) -> Slicing:
+        """The answer of a rule whose copies read other rows than they give.
+
+        Args:
+            rows: From the rows ``[begin, end)`` of the outputs that are asked for to the copy that gives them.
+            axis: Of these rows in all outputs.
+            whole: Inputs that are read whole.
+        """
+        images = {index: own for index, own in self.axes.items() if index not in whole}
+        outputs = dict.fromkeys(self.outputs, axis)
+        return Slicing(outputs, images, frozenset(whole), height=self.out()[axis], by_rows=rows)
 
     def _check(self, dims: tuple[int, ...], axis: int) -> None:
         if not 0 <= axis < len(dims) or dims[axis] % self.size:

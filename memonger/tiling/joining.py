@@ -8,9 +8,8 @@ operators of ONNX have them.
 """
 
 import dataclasses
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,7 +24,7 @@ from memonger.options import Options
 from memonger.schedule import Request
 from memonger.schedule.decide import decide
 from memonger.schedule.solution import Solution, total_bytes
-from memonger.tiling.candidates import asked_of
+from memonger.tiling.candidates import asked_of, shared
 from memonger.tiling.slice_check import CheckedCopy, Elements, SliceCheck
 from memonger.tiling.writer import SliceWriter
 
@@ -85,7 +84,7 @@ def with_joined_products(
         if not dropped:
             if most is None:
                 most = total_bytes(request, decide(request, "none", options.order))
-            made = _measured(lowered, model, products)
+            made = shared(lowered, model, {each.name: [(name, 1.0) for name in each.parts] for each in products})
             asked = asked_of(made, lowered.model, unlimited, roles, device)
             solution = decide(asked, "none", options.order)
             if total_bytes(asked, solution) <= most:
@@ -106,20 +105,6 @@ def _differs(model: ir.Model, joined: ir.Model, product: JoinedProduct, check: S
         copies.append(CheckedCopy(model.graph.node(name), product.name, rows / total, rows, part, part))
         begin += rows
     return check.see((joined, whole), model, copies).difference > 0
-
-
-def _measured(lowered: Lowered, model: ir.Model, products: Sequence[JoinedProduct]) -> Lowered:
-    """The model with the sum of what was measured of those that each product stands for."""
-    measured = lowered.calibration
-    assert measured is not None
-    seconds, workspace = dict(measured.seconds or {}), dict(measured.workspace)
-    for product in products:
-        seconds[product.name] = math.fsum(seconds.pop(name, 0.0) for name in product.parts)
-        if most := sum(workspace.pop(name, 0) for name in product.parts):
-            workspace[product.name] = most
-    return dataclasses.replace(
-        lowered, model=model, calibration=dataclasses.replace(measured, seconds=seconds, workspace=workspace)
-    )
 
 
 def joined_products(model: ir.Model, apart: Collection[str] = ()) -> tuple[ir.Model, tuple[JoinedProduct, ...]]:

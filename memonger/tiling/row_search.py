@@ -27,19 +27,21 @@ from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
-from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, InSlices, ToSlice, laid_out, working_set_bytes
+from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, ToSlice, laid_out, working_set_bytes
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.row_rules import BLOCKED, row_bytes, rows_axis
 from memonger.tiling.slices import (
+    BLOCKED,
     RowBand,
     Slice,
     axes_of_nodes,
     bounds,
     exits_of,
     needs_own,
+    row_bytes,
     row_rules,
     row_slices,
+    rows_axis,
     rows_in,
     slice_rows,
 )
@@ -110,13 +112,6 @@ class BandOfRows:
     nodes: int = 0
     own: int = 0
     packed: int = 0
-
-    def moved(self, steps: int) -> "BandOfRows":
-        """The same so many steps later."""
-        band = self.band
-        if band is None or not steps:
-            return self
-        return dataclasses.replace(self, band=dataclasses.replace(band, begin=band.begin + steps, end=band.end + steps))
 
     @property
     def shares(self) -> bool:
@@ -224,27 +219,18 @@ class RowSearch:
             most_copies: How many copies of nodes they may make.
         """
         before = 0.0 if self.job.outer is None else self.job.outer.extra
-        return [self._candidate(before, *one) for one in self.ways(refused, most - before, most_copies)]
-
-    def _candidate(self, before: float, bands: tuple[RowBand, ...], parts: Sequence[BandOfRows]) -> Candidate:
-        """The same for the same bands, so that it is written once."""
-        if bands not in self._made:
-            more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
-            packed = sum(part.packed for part in parts if not part.shares)
-            self._made[bands] = Candidate(
-                round(max(part.bytes for part in parts)),
-                session_bytes(self.job.lowered.model, False) + sum(part.session for part in parts),
-                before + more,
-                partial(self._written, bands, more, packed),
-            )
-        return self._made[bands]
-
-    def _written(self, bands: Sequence[RowBand], more: float, packed: int) -> InSlices:
-        """One candidate, laid out, with so many more seconds and bytes of packed weights."""
-        job = self.job
-        return laid_out(
-            job, job.lowered, job.plain.graph, self.rules, ROWS, bands, extra=more, packed=packed, effort=IN_SLICES
-        )
+        job, sessions, found = self.job, session_bytes(self.job.lowered.model, False), list[Candidate]()
+        for bands, parts in self.ways(refused, most - before, most_copies):
+            if bands not in self._made:  # the same for the same bands, so that it is written once
+                more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
+                packed = sum(part.packed for part in parts if not part.shares)
+                write = partial(laid_out, job, job.lowered, job.plain.graph, self.rules, ROWS, bands)
+                self._made[bands] = Candidate(
+                    round(max(part.bytes for part in parts)), sessions + sum(part.session for part in parts),
+                    before + more, partial(write, extra=more, packed=packed, effort=IN_SLICES),
+                )  # fmt: skip
+            found.append(self._made[bands])
+        return found
 
     def ways(
         self, refused: Mapping[str, int], most: float = math.inf, most_copies: float = MOST_NODES
@@ -278,8 +264,11 @@ class RowSearch:
         for arena, price in itertools.product(arenas, PRICES):
             chosen = (cheapest(at, min(max(arena, low), high), price) for at, (low, high) in enumerate(rooms))
             parts = [
-                p.moved(by) for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
-            ]
+                p if p.band is None else dataclasses.replace(
+                    p, band=dataclasses.replace(p.band, begin=p.band.begin + by, end=p.band.end + by)
+                )
+                for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
+            ]  # fmt: skip
             parts.append(BandOfRows(None, whole))
             bands = tuple(sorted((p.band for p in parts if p.band is not None), key=lambda band: band.begin))
             is_slow = math.fsum(part.seconds for part in parts) > most and not self.asked
@@ -392,7 +381,7 @@ class RowSearch:
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
             work, working_set = self.job.works[str(node.name)], self.working_set[self.steps[node]]
-            seconds += work.seconds(cores, lines + peak, count) - work.seconds(cores, working_set)
+            seconds += work.more_seconds(cores, working_set, lines + peak, count)
             seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, working_set))
         for node, copy in own.tiles:
             idle = _idle_share(node, copy.made[1] - copy.made[0], cores)

@@ -128,6 +128,18 @@ class CheckedCopy:
         return tuple(places)
 
 
+def beginning(node: ir.Node, how: Slicing, length: int, size: int) -> CheckedCopy:
+    """A node itself where an axis of ``size`` elements has so many: it gives the beginning of the whole."""
+
+    def part(value: ir.Value | None, axis: int) -> Elements:
+        dims = None if value is None else static_shape(value)
+        return Elements(axis, 0, length * ((dims or (size,) * (axis + 1))[axis] // size))
+
+    read = {index: part(node.inputs[index], axis) for index, axis in how.inputs.items()}
+    given = {index: part(node.outputs[index], axis) for index, axis in how.outputs.items()}
+    return CheckedCopy(node, str(node.name), length / size, ("beginning", length), read, given)
+
+
 def copies_by_node(bands: Iterable[Sequence[CheckedCopy]]) -> dict[str, list[CheckedCopy]]:
     """The copies of each node by its name, those of all bands."""
     found = dict[str, list[CheckedCopy]]()
@@ -168,7 +180,7 @@ class SliceCheck:
         Args:
             whole: A model and its node.
             model: The model of the copies.
-            copies: In their order.
+            copies: In their order; the node itself among them has shorter inputs, see `beginning`.
             sums: Outputs that aren't cut: each copy adds to them.
         """
         alike = dict.fromkeys((*((i, part.axis) for i, part in c.inputs.items()), c.length, c.place) for c in copies)
@@ -187,35 +199,6 @@ class SliceCheck:
             self._spent.alone += time.perf_counter() - begin
         return self._seen[known]
 
-    def see_shorter(self, whole: tuple[ir.Model, ir.Node], how: Slicing, lengths: Collection[int], size: int) -> float:
-        """The largest difference between what a node gives for whole values and for the beginning of them.
-
-        Args:
-            whole: A model and its node.
-            how: How the node is cut.
-            lengths: Elements of the axis that there are then.
-            size: Elements of the axis.
-        """
-        model, node = whole
-        known = _key(node), "shorter", tuple(sorted(how.inputs.items())), tuple(sorted(lengths))
-        if known not in self._seen:
-            begin = time.perf_counter()
-            try:
-                feeds = {i: self._random(v, 0) for i, v in enumerate(node.inputs) if v is not None and is_fed(v)}
-                results, most = self._run(model, node, feeds, self._whole, self._options), 0.0
-                for length in sorted(lengths):
-                    cut = {i: _unit(node.inputs[i], axis, 0, length, size) for i, axis in how.inputs.items()}
-                    given = {i: _unit(node.outputs[i], axis, 0, length, size) for i, axis in how.outputs.items()}
-                    own = {i: cut[i].of(a) if i in cut else a for i, a in feeds.items()}
-                    parts = self._run(model, node, own, self._part, self._options, given)
-                    found = (_largest_difference(parts[i], one.of(results[i])) for i, one in given.items())
-                    most = max(most, *found)
-                self._seen[known] = Seen(most)
-            except SessionError:
-                self._seen[known] = Seen(math.inf)
-            self._spent.alone += time.perf_counter() - begin
-        return self._seen[known].difference
-
     def _drawn(
         self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy], sums: Collection[int],
         draw: int, workspace: dict[Any, int],
@@ -233,7 +216,8 @@ class SliceCheck:
             if sums and number:
                 cut[2] = parts[0].copy()  # the sum so far, which a Gemm adds to
             self._statistics.unlink(missing_ok=True)
-            parts = self._run(model, copy.node, cut, self._part, self._on_slices)
+            shorter = copy.outputs if copy.node is whole[1] else None
+            parts = self._run(model, copy.node, cut, self._part, self._on_slices, shorter)
             workspace[copy.length] = profile.read_workspace(self._statistics).get(str(copy.node.name), 0)
             for index, own in copy.outputs.items():
                 given = copy.given[index].of(parts[index]) if index in copy.given else parts[index]
@@ -353,12 +337,6 @@ def _repeated(numbers: np.ndarray, count: int) -> np.ndarray:
         part = result[begin : begin + len(numbers)]
         part[:] = numbers[: len(part)]
     return result
-
-
-def _unit(value: ir.Value | None, axis: int, begin: int, end: int, size: int) -> Elements:
-    shape = None if value is None else static_shape(value)
-    unit = (shape or (size,) * (axis + 1))[axis] // size
-    return Elements(axis, begin * unit, end * unit)
 
 
 def _largest_difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -13,22 +13,100 @@ that belong together. There are two kinds:
   depth first with line buffers; bounds inference as in Halide. They lack exact bits and arbitrary graphs.)
 
 Between slices and stages values exist in part only, and nothing is computed twice. What is read outside is joined.
+
+Which values are images that come in rows, and how a node gives some rows of its outputs.
+
+Axis 2 of an image ``[batch, channels, height, width]`` is its rows, of a volume its depth, of a sequence that a
+convolution reads its time. Behind a transpose or a reshape of such an image they may be another axis. What an
+operator's rule doesn't cut along that axis is a barrier: it needs images whole.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 
 import onnx_ir as ir
 
-from memonger.errors import PlanError
 from memonger.ir.marks import STRIP, WINDOW
-from memonger.ir.values import read_values, static_shape
+from memonger.ir.operators import operator_name
+from memonger.ir.values import static_shape
+from memonger.plan_file import ROWS
 from memonger.tiling.axes import slicing
-from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing, sentence
-from memonger.tiling.row_rules import is_slid_over, rows_axis, rows_of
+from memonger.tiling.cutting import Cut, Interval, NotCutError, Refusal, SliceCopy, Slicing, sentence
+
+BLOCKED = "com.microsoft.nchwc"
+"""Domain of the operators on images whose channels lie in blocks."""
+
+_WINDOWS = frozenset(
+    ["AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv",
+     "com.microsoft::FusedConv", "com.microsoft.nchwc::Conv"]
+)  # fmt: skip
+"""Operators whose windows slide over images, and over sequences."""
+
+
+def rows_axis(value: ir.Value | None) -> int | None:
+    """The axis of a value's rows, if nobody cut what it is made of; None where it is no image of several rows."""
+    shape = None if value is None or value.const_value is not None else static_shape(value)
+    if value is None or shape is None or not 3 <= len(shape) <= 5:
+        return None
+    if len(shape) == 3 and not is_slid_over(value):
+        return None
+    is_grid = any(node.op_type == "GridSample" and index == 1 for node, index in value.uses())
+    return (1 if is_grid else ROWS) if shape[1 if is_grid else ROWS] > 1 else None
+
+
+def is_slid_over(value: ir.Value) -> bool:
+    """Whether windows read a value, so that its rows are in order."""
+    return any(index == 0 and operator_name(node) in _WINDOWS for node, index in value.uses())
+
+
+def rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slicing | Refusal:
+    """How a node gives some rows of its outputs.
+
+    Args:
+        node: With static shapes.
+        axes: Those of its inputs that come in rows, one at least, each with the axis of these.
+        in_order: Whether some of these rows are made or read by windows, so that it pays to follow them where they are
+            moved to another axis.
+
+    Returns: a sentence where it can't give rows by themselves.
+    """
+    cut = Cut(node, axes, 1)
+    try:
+        height = cut.dims(min(axes))[cut.axis]
+        made = slicing(node, axes, height, halo=True)
+        if isinstance(made, Refusal):
+            return made
+        if not made.height:
+            # What computes each row of its outputs from the same row of its inputs, and of others maybe all
+            if cut.node.op_type in ("Reshape", "Expand", "Transpose") and not in_order:
+                cut.refuse("mixes the rows of an image")
+            images = {index: axis for index, axis in cut.axes.items() if index not in made.whole}
+            if any(cut.dims(index)[axis] != height for index, axis in images.items()) or not images:
+                cut.refuse("gives no image with the rows of its input")
+            if not made.outputs or any(cut.out(index)[axis] != height for index, axis in made.outputs.items()):
+                cut.refuse("gives no image with the rows of its input")
+            constants = {index: axis for index, axis in made.inputs.items() if index not in images}
+            for index in constants:
+                cut.constant(index)  # computed ones aren't cut
+
+            def rows(begin: int, end: int) -> SliceCopy:
+                return SliceCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
+
+            made = Slicing(made.outputs, images, made.whole, height=height, by_rows=rows)
+        if made.height < 2 or not (in_order or all(rows_axis(v) is not None for v in node.outputs if v.name)):
+            cut.refuse("gives what isn't an image of several rows")
+        return made
+    except NotCutError as error:
+        return sentence(node, str(error))
+
+
+def row_bytes(value: ir.Value, axis: int) -> int:
+    """Bytes of a row of an image, whose rows are this axis."""
+    shape, dtype = static_shape(value) or (), value.dtype
+    assert dtype is not None
+    return -(-math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +129,12 @@ class Band:
     """Consecutive stages whose values are cut along axes that belong together.
 
     Attributes:
-        axes: The axis of each value that is cut, by name: of what the band reads at least, as
-            `memonger.tiling.axes.axes_of` gives them. A value has a multiple of `size` elements along its axis.
+        axes: The axis of each value that is cut, by name. A value has a multiple of `size` elements along its axis.
         stages: Each begins where the one before ends.
-        sums: Whether products over the axis are summed up slice by slice.
     """
 
     axes: Mapping[str, int]
     stages: tuple[SliceStage, ...]
-    sums: bool = False
 
     @property
     def begin(self) -> int:
@@ -134,115 +209,6 @@ def emission(stages: Sequence[SliceStage]) -> Iterator[tuple[int, int, int]]:
         place[stage] += 1
         done[stage] = end
         yield stage, begin, end
-
-
-def check_bands(bands: Sequence[Band], count: int, names: Collection[str]) -> None:
-    """Check that bands fit a model of so many nodes, and values of these names.
-
-    Raises:
-        PlanError: bands or stages aren't consecutive, or bounds don't ascend; or there is no value that they cut.
-    """
-    reached = 0
-    for number, band in enumerate(bands):
-        if not band.stages:
-            raise PlanError(f"band {number} has no stages.")
-        for place, stage in enumerate(band.stages):
-            where, bounds = f"stage {place} of band {number}", stage.slices
-            if place and stage.begin != reached:
-                raise PlanError(f"{where} begins at node {stage.begin}, and the stage before ends at {reached}.")
-            if stage.begin < reached:
-                raise PlanError(f"{where} begins at node {stage.begin}, and the band before ends at {reached}.")
-            if not stage.begin < stage.end <= count:
-                raise PlanError(f"{where} is nodes {stage.begin} to {stage.end}, of a model with {count}.")
-            if len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
-                raise PlanError(f"the bounds of the slices of {where} must ascend from 0, and are {list(bounds)}.")
-            if bounds[-1] != (size := band.size if band.stages[-1].slices else 0):
-                last = f"those of the band's last stage at {size}"
-                raise PlanError(f"the slices of {where} end at {bounds[-1]}, and {last}.")
-            reached = stage.end
-        unknown = next((name for name in band.axes if name not in names), None)
-        if unknown is not None:
-            raise PlanError(f"band {number} cuts '{unknown}', and the model has no such value.")
-
-
-def cut_nodes(number: int, band: Band, nodes: Sequence[ir.Node]) -> dict[ir.Node, Slicing]:
-    """The nodes of a band that run on slices, and how they are cut; the others run once, before its first chunk.
-
-    What a node needs whole of the band's own values is computed whole, with all of the band that it takes.
-
-    Args:
-        number: Of the band, for messages.
-        band: Its nodes are cut as its axes say.
-        nodes: All of the model's.
-
-    Raises:
-        PlanError: a node can't be cut, or needs whole what its own band computes for others in slices: the message
-            names it.
-    """
-    axis_of, answers, made = dict[ir.Value, int](), dict[ir.Node, Slicing](), dict[ir.Value, ir.Node]()
-
-    def run_once(value: ir.Value, reader: ir.Node, answer: Slicing) -> None:
-        chain, pending = dict[ir.Node, Slicing](), [made[value]]
-        while pending:
-            node = pending.pop()
-            if node not in chain:
-                chain[node] = answers[node]
-                pending += [made[v] for v in read_values(node) if v in made]
-        others = {n: a for n, a in answers.items() if n not in chain} | {reader: answer}
-        for written in (v for v in made if made[v] in chain):
-            for other in written.consumers():
-                if other in others and any(other.inputs[index] is written for index in others[other].inputs):
-                    raise PlanError(
-                        f"node '{reader.name}' ({reader.op_type}) needs '{value.name}' whole, and the same band "
-                        f"computes it from slices of '{written.name}': end the band before this node."
-                    )
-        for node in chain:
-            del answers[node]
-        for written in [v for v, node in made.items() if node in chain]:
-            del made[written]
-
-    for node in nodes[band.begin : band.end]:
-        for value in (v for v in node.inputs if v is not None and str(v.name) in band.axes):
-            axis_of.setdefault(value, band.axes[str(value.name)])
-            unit_of(value, axis_of[value], band.size, number)
-        axes = {i: axis_of[v] for i, v in enumerate(node.inputs) if v is not None and v in axis_of}
-        answer = slicing(node, axes, band.size, band.sums) if axes else None
-        if isinstance(answer, Slicing):
-            for index in sorted(answer.whole):
-                value_read_whole = node.inputs[index]
-                if value_read_whole is not None and value_read_whole in made:
-                    run_once(value_read_whole, node, answer)
-            answers[node] = answer
-            made.update((node.outputs[index], node) for index in (*answer.outputs, *answer.sums))
-            for index, axis in answer.outputs.items():
-                asked = band.axes.get(str(node.outputs[index].name), axis)
-                if asked != axis:
-                    raise PlanError(
-                        f"band {number} cuts '{node.outputs[index].name}' along axis {asked}, and node "
-                        f"'{node.name}' ({node.op_type}) gives slices of axis {axis}."
-                    )
-                axis_of[node.outputs[index]] = axis
-        elif (read := next((v for v in read_values(node) if v in made), None)) is not None:
-            why = f"node '{node.name}' ({node.op_type}) reads '{read.name}', which exists in slices only"
-            raise PlanError(f"{why if answer is None else answer}.")
-    if not answers:
-        raise PlanError(f"no node of band {number} reads a value that is cut.")
-    return answers
-
-
-def unit_of(value: ir.Value, axis: int, size: int, number: int) -> int:
-    """Elements of a value for each of the axis of a band of that number, which has so many.
-
-    Raises:
-        PlanError: it has no such axis, or no multiple of these.
-    """
-    dims = static_shape(value)
-    if dims is None or not 0 <= axis < len(dims) or dims[axis] % size:
-        shape = "unknown" if dims is None else list(dims)
-        raise PlanError(
-            f"band {number} cuts '{value.name}' along axis {axis} into {size} parts at most, and its shape is {shape}."
-        )
-    return dims[axis] // size
 
 
 def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})) -> list[Slicing | Refusal | None]:

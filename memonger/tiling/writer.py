@@ -22,22 +22,19 @@ from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.model.kept_state import state_of
 from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
-from memonger.tiling.row_rules import BLOCKED, rows_axis
 from memonger.tiling.slice_check import CheckedCopy, Elements
 from memonger.tiling.slices import (
+    BLOCKED,
     Band,
     RowBand,
     Slice,
     axes_of_nodes,
     bounds,
-    check_bands,
-    cut_nodes,
     emission,
     exits_of,
-    row_rules,
     row_slices,
+    rows_axis,
     runs_again,
-    unit_of,
 )
 
 _INDEX = 16
@@ -212,9 +209,8 @@ class InBands:
 
 
 def in_slices(
-    model: ir.Model, bands: Sequence[Band | RowBand], is_ranged: bool = False,
-    rules: Sequence[Slicing | Refusal | None] | None = None,
-) -> InBands:  # fmt: skip
+    model: ir.Model, bands: Sequence[Band | RowBand], rules: Sequence[Slicing | Refusal | None], is_ranged: bool = False
+) -> InBands:
     """A model in which the nodes of each band run on slices, one slice after the other.
 
     Inputs, outputs, weights and metadata are the model's. A copy of a node, and what it writes, is named
@@ -228,31 +224,22 @@ def in_slices(
         model: A lowered model, in the order in which it runs: all nodes named, every value with a static shape. Not
             changed.
         bands: In the model's order, disjoint, of one kind.
+        rules: How each node is cut, or gives rows. None in a band reads whole what the same band computes in slices.
         is_ranged: Whether axes may be shorter than they are. A slice then has those of its elements that there are: a
             Slice's bounds end with its axis. Of what the model's nodes compute for it, no shape is told. Of bands of
             rows that is the axis of images.
-        rules: How each node gives rows, for bands of them; None: see `row_rules`.
-
-    Raises:
-        PlanError: bands or stages that aren't consecutive, bounds that don't ascend, a node that can't be cut, or that
-            needs whole what its own band computes: the message names them.
     """
     copy = model.clone()
-    nodes, names = list(copy.graph), {str(value.name) for value in all_values(copy.graph)}
-    check_bands([band for band in bands if isinstance(band, Band)], len(nodes), names)
+    nodes = list(copy.graph)
     by_rows = any(isinstance(band, RowBand) for band in bands)
     writer = SliceWriter(copy, STRIP if by_rows else WINDOW, is_ranged)
-    rules = row_rules(copy) if by_rows and rules is None else rules or ()
     blocked, block = (blocked_values(nodes), block_of(nodes)) if by_rows else (set[ir.Value](), 1)
     first, start = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1), 0
     written, gone = list[tuple[CheckedCopy, ...]](), list[ir.Node]()
     for number, band in enumerate(bands, first):
         own = nodes[band.begin : band.end]
-        if isinstance(band, Band):
-            cut = cut_nodes(number - first, band, nodes)
-        else:
-            answers = zip(own, rules[band.begin : band.end], strict=True)
-            cut = {node: rule for node, rule in answers if isinstance(rule, Slicing)}
+        answers = zip(own, rules[band.begin : band.end], strict=True)
+        cut = {node: rule for node, rule in answers if isinstance(rule, Slicing)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in cut]
         start = band.end
         one = BandWriter(writer, number, cut, blocked, block, 0 if isinstance(band, RowBand) else band.size)
@@ -348,7 +335,7 @@ class BandWriter:
 
     def unit(self, value: ir.Value, axis: int) -> int:
         """Elements of a value for each part of its axis."""
-        return unit_of(value, axis, self.size, self.number) if self.size else 1
+        return (static_shape(value) or ())[axis] // self.size if self.size else 1
 
     def write(self, rows: int) -> None:
         """Add copies of the nodes for slices of so many rows, and put together what others read."""

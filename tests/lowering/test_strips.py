@@ -51,7 +51,7 @@ def _in_strips(data: st.DataObject, chain: ImageNetwork) -> None:
     heights = [rows_in(value, tiled) for value in exits_of(tiled)]
     rows, height = min(heights), max(heights)
     count = data.draw(st.integers(2, min(6, rows)))
-    made = in_slices(model, [RowBand(begin, end, count, -(-height // count))]).model
+    made = in_slices(model, [RowBand(begin, end, count, -(-height // count))], rules).model
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     copies: dict[str, list[tuple[int, int]]] = {}
     for node in made.graph:
@@ -257,7 +257,8 @@ def test_an_image_lower_than_a_window_is_cut_all_the_same() -> None:
     text = "g (float[1, 1, 3, 8] x) => (float[1, 1, 3, 8] y) { y = Conv <pads = [3, 3, 3, 3]> (x, w) }"
     model = parse(text, opset=20, ir_version=10)
     model.graph.initializer.append(numpy_helper.from_array(normal(1, 1, 1, 7, 7), "w"))
-    made = in_slices(portable(load(model)).model, [RowBand(0, 1, 3, 1)]).model
+    lowered = portable(load(model)).model
+    made = in_slices(lowered, [RowBand(0, 1, 3, 1)], row_rules(lowered)).model
     feeds = {"x": normal(2, 1, 1, 3, 8)}
     whole = networks.run_stock(networks.stock(model), feeds)
     np.testing.assert_allclose(_run(made, feeds)["y"], whole["y"], rtol=1e-5, atol=1e-5)

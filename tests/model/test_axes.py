@@ -44,7 +44,7 @@ def _again(model: ir.Model, name: str) -> None:
 def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -> None:
     model, feeds = _described(case)
     node = model.graph.node(0)
-    bands = []
+    bands, rules = [], list[Slicing | Refusal | None]([None])
     for index, value in enumerate(node.inputs):
         dims = feeds[str(value.name)].shape if value is not None and str(value.name) in feeds else ()
         answers = [slicing(node, {index: axis}) for axis in range(len(dims))]
@@ -54,7 +54,8 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
             _again(model, f"{index}.{axis}")
             bounds = tuple(sorted({0, 1, dims[axis] // 2, dims[axis]}))
             bands.append(Band({str(value.name): axis}, (SliceStage(len(bands) + 1, len(bands) + 2, bounds),)))
-    results = networks.stock(ir.to_proto(in_slices(model, bands).model), "ORT_DISABLE_ALL").run(None, feeds)
+            rules.append(answers[axis])
+    results = networks.stock(ir.to_proto(in_slices(model, bands, rules).model), "ORT_DISABLE_ALL").run(None, feeds)
     wholes = results[: len(case.outputs)] * len(bands)
     for joined, whole in zip(results[len(case.outputs) :], wholes, strict=True):
         assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype)
@@ -94,15 +95,17 @@ def _ends_shorter(case: Case) -> bool:
         expected = [of_all[elements(place, 0, of_all.shape[place] // size)]]
     else:
         expected = _run(model, shorter, None)
-    ended = _run(model, shorter, Band(cut, (SliceStage(0, 1, (0, 2, size)),)))
+    ended = _run(model, shorter, Band(cut, (SliceStage(0, 1, (0, 2, size)),)), how)
     for joined, whole in zip(ended, expected, strict=True):
         assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype), case
         np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5, err_msg=str(case))
     return True
 
 
-def _run(model: ir.Model, feeds: dict[str, np.ndarray], band: Band | None) -> list[np.ndarray]:
-    made = model.clone() if band is None else in_slices(model, [band], is_ranged=True).model
+def _run(
+    model: ir.Model, feeds: dict[str, np.ndarray], band: Band | None, how: Slicing | None = None
+) -> list[np.ndarray]:
+    made = model.clone() if band is None else in_slices(model, [band], [how], is_ranged=True).model
     for value in (*made.graph.inputs, *made.graph.outputs, *(v for node in made.graph for v in node.outputs)):
         value.shape = None
     return networks.stock(ir.to_proto(made), "ORT_DISABLE_ALL").run(None, feeds)

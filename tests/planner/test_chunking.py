@@ -26,7 +26,7 @@ from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
 from memonger.tiling.candidates import Candidate, InSlices
-from memonger.tiling.chunk_stages import ranges_in_order, slice_levels
+from memonger.tiling.chunk_regions import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -302,7 +302,7 @@ def test_a_budget_gives_nothing_slower_than_no_budget_does(monkeypatch: pytest.M
     options = Options(mode="inference", device="cpu", threads=1, max_overhead=10.0)
     job = prepare(load(convolutions(128)), options)
     plain = decide(job.request, "none", "best")
-    search = chunking.search_of(job.lowered, job.request, options, CPU, 128, plain)
+    search = chunking.ChunkSearch(job.lowered, job.request, options, CPU, 128, plain)
     usual = search.quick()
     assert usual is not None
     faster = 0

@@ -16,8 +16,7 @@ import memonger
 from memonger.cli.commands import main
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
-from memonger.report.headline import headline
-from memonger.report.summary import plan_record
+from memonger.report.summary import headline, plan_record
 from memonger.runtime import ranged
 from memonger.serving import export
 from memonger.serving.serving import PlannedFleet

@@ -17,8 +17,7 @@ from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import region_bytes
 from memonger.cli.commands import main
 from memonger.plan import LIMIT_MARGIN
-from memonger.report.headline import headline
-from memonger.report.summary import plan_record
+from memonger.report.summary import headline, plan_record
 from memonger.runtime import process_memory
 from memonger.units import MiB
 from tests.support import networks

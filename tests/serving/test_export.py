@@ -14,7 +14,7 @@ from memonger.cli import commands
 from memonger.errors import MemongerError, PlanError, PlanFileError
 from memonger.serving import TARGETS, ServingTarget, export
 from memonger.serving.package import Estimate, pack
-from memonger.serving.pbtxt import Name, text_of
+from memonger.serving.triton_config import Name, text_of
 from tests.support.export_models import branched, planned
 from tests.support.networks import model_of
 from tests.support.stock import parse

@@ -180,6 +180,7 @@ def _images() -> Iterator[Case]:
     u8, scale = below(200, 5, 4, 6, 7, dtype="uint8"), [np.float32(0.1), np.uint8(3)]
     weight = below(9, 3, 4, 3, 3, dtype="uint8")
     yield Case("QLinearConv", [u8, *scale, weight, *scale, *scale], "0", constants=(1, 2, 3, 4, 5, 6, 7))
+    yield Case("QLinearConv", [u8, *scale, weight, *scale, *scale], "0", MS, constants=(1, 2, 3, 4, 5, 6, 7))
     yield Case("QLinearGlobalAveragePool", [u8, *scale, *scale], "0", MS, constants=(1, 2, 3, 4))
     pool = {"kernel_shape": [3, 2]}
     yield Case("QLinearAveragePool", [u8, *scale, *scale], "0", MS, attributes=pool, constants=(1, 2, 3, 4))

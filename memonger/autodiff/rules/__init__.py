@@ -1,6 +1,5 @@
 """Gradients: a registry of rules, one file a family of operators, and the driver that applies them."""
 
-from memonger.autodiff.rules import activation as activation
 from memonger.autodiff.rules import attention as attention
 from memonger.autodiff.rules import control as control
 from memonger.autodiff.rules import convolution as convolution
@@ -11,11 +10,8 @@ from memonger.autodiff.rules import lstm as lstm
 from memonger.autodiff.rules import matrix as matrix
 from memonger.autodiff.rules import movement as movement
 from memonger.autodiff.rules import normalization as normalization
-from memonger.autodiff.rules import pooling as pooling
 from memonger.autodiff.rules import random as random
 from memonger.autodiff.rules import recurrent as recurrent
-from memonger.autodiff.rules import reduce as reduce
-from memonger.autodiff.rules import resize as resize
 from memonger.autodiff.rules import sampling as sampling
 from memonger.autodiff.rules import signal as signal
 from memonger.autodiff.rules import softmax as softmax

@@ -6,7 +6,6 @@ nodes. The vectors hold about four times the square root of what is dropped: tha
 the last costs next to nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +40,14 @@ def merge(into: Replacer) -> None:
     mixings = [mixing for split in splits if (mixing := _mixing(op, split)) is not None]
     if len(mixings) < 2:
         return
-    whole = _mixed_at_once(op, mixings)
+    # What the first mixes its counters by, over the counters of all
+    first = mixings[0]
+    made = {first.start: op.constant(np.concatenate([mixing.counters for mixing in mixings]))}
+    for node in first.nodes:
+        inputs = [v if v is None else made.get(v, v) for v in node.inputs]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        made[node.outputs[0]] = op.emit(node.op_type, *inputs, **attributes)
+    whole = made[first.nodes[-1].outputs[0]]
     into.insert(mixings[0].nodes[-1])
     start = 0
     for mixing in mixings:
@@ -71,14 +77,3 @@ def _mixing(op: Emitter, split: ir.Node) -> _Mixing | None:
 
 def _vectors(op: Emitter, node: ir.Node) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None and op.dims(v) != ()]
-
-
-def _mixed_at_once(op: Emitter, mixings: Sequence[_Mixing]) -> ir.Value:
-    """What the first mixes its counters by, over the counters of all."""
-    first = mixings[0]
-    made = {first.start: op.constant(np.concatenate([mixing.counters for mixing in mixings]))}
-    for node in first.nodes:
-        inputs = [v if v is None else made.get(v, v) for v in node.inputs]
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        made[node.outputs[0]] = op.emit(node.op_type, *inputs, **attributes)
-    return made[first.nodes[-1].outputs[0]]

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from memonger.report.chunks import CHUNKS_NOTE, axis_words, chunks_lines
-from memonger.report.headline import headline
 from memonger.report.memory_count import COUNT_NOTE, KIND_NAMES
-from memonger.report.summary import plan_record
+from memonger.report.summary import headline, plan_record
 from memonger.report.view import KINDS, MOST_OTHERS, View
 from memonger.units import shown
 

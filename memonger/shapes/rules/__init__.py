@@ -2,11 +2,7 @@
 
 from memonger.shapes.rules import attention as attention
 from memonger.shapes.rules import images as images
-from memonger.shapes.rules import indexing as indexing
 from memonger.shapes.rules import learners as learners
 from memonger.shapes.rules import movement as movement
 from memonger.shapes.rules import pointwise as pointwise
 from memonger.shapes.rules import products as products
-from memonger.shapes.rules import reductions as reductions
-from memonger.shapes.rules import sequences as sequences
-from memonger.shapes.rules import signals as signals

@@ -1,4 +1,4 @@
-"""Shapes of attention, its caches of keys and values, and of layers that keep a state of their own."""
+"""Shapes of attention, its caches of keys and values, recurrent layers, and layers that keep a state of their own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -150,3 +150,21 @@ def _relative_position_bias(_: Site) -> Compute:
 @shape_rule(_MS + "GatedRelativePositionBias")
 def _gated_relative_position_bias(_: Site) -> Compute:
     return lambda shapes, _: ((shapes[0][0], *shapes[2][1:]),)
+
+
+@shape_rule("GRU", "LSTM", "RNN", "com.microsoft::AttnLSTM", "com.microsoft::DynamicQuantizeLSTM")
+def _recurrent(site: Site) -> Compute:
+    is_batch_first = site.integer("layout", 0)
+    recurrence = 2
+    both = 2 if site.text("direction", "forward") == "bidirectional" else 1
+    fixed, is_quantized = site.integer("hidden_size", 0), site.op_type == "DynamicQuantizeLSTM"
+
+    def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
+        hidden = fixed or shapes[recurrence][1 if is_quantized else 2]
+        if is_batch_first:
+            batch, steps = shapes[0][:2]
+            return ((batch, steps, both, hidden), *[(batch, both, hidden)] * 2)[: site.outputs]
+        steps, batch = shapes[0][:2]
+        return ((steps, both, batch, hidden), *[(both, batch, hidden)] * 2)[: site.outputs]
+
+    return compute

@@ -75,15 +75,11 @@ def product(
     aligned = other.axis(role) if role < -2 else -1
     if aligned >= 0 and cut.dims(other.index)[aligned] == cut.dims(cut_one.index)[axis]:
         inputs[other.index] = aligned
-    result = _result_axis(cut, a, b, role)
-    return cut.along(inputs, {0: result}, whole=() if other.index in inputs else (other.index,))
-
-
-def _result_axis(cut: Cut, a: Operand, b: Operand, role: int) -> int:
-    """The output's axis, where vectors are no matrices of one row or column."""
+    # The output's axis, where vectors are no matrices of one row or column
     order = [*range(-max(len(a.order), len(b.order)), -2), -2, -1]
     order = [each for each in order if not (each == -2 and a.axis(-2) < 0) and not (each == -1 and b.axis(-1) < 0)]
-    return order.index(role)
+    result = order.index(role)
+    return cut.along(inputs, {0: result}, whole=() if other.index in inputs else (other.index,))
 
 
 @axis_rule("com.microsoft::FusedMatMul")
