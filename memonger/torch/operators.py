@@ -58,7 +58,16 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def expected(size: Any) -> int:
-    """A size; where it is open, what it was when the graph was traced."""
+    """A size; where it is open, what it was when the graph was traced.
+
+    Raises:
+        PlanError: numbers decide it, as of what ``nonzero`` returns.
+    """
+    if not isinstance(size, int) and size.node.hint is None:
+        raise PlanError(
+            "numbers decide how large a result is (of nonzero, or of an index by booleans): no plan can know that. "
+            "torch.where, or a product with the mask, has a fixed size."
+        )
     return size if isinstance(size, int) else int(size.node.hint)
 
 
