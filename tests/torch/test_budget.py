@@ -1,10 +1,12 @@
 """Training steps of PyTorch in a budget: measured peak and gradients against the step as it was."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +154,19 @@ def test_attention_without_dropout_draws_nothing() -> None:
     (number,) = (n for n, target in enumerate(given.graph.ops) if "flash_attention_for_cpu.default" in target)
     assert not given.states
     assert number not in given.once
+
+
+def test_the_example_of_the_page_holds_its_budget() -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "PYTORCH.md"
+    found = re.search(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None
+    assert found[1].count("\n") <= 12
+    torch.compiler.reset()
+    names = dict[str, Any]()
+    exec(found[1], names)
+    (plan,) = names["backend"].plans
+    assert plan.recomputed
+    assert plan.peak_bytes <= plan.budget < plan.peak_before_bytes
 
 
 def test_what_a_plan_counts_is_what_is_there() -> None:
