@@ -152,12 +152,12 @@ class Rows:
         try:
             row["error"] = contest.error(run)  # the first run of what is compiled compiles it
             row["measured"] = contest.peak(run, modes)
+        except BudgetError as error:
+            row["smallest"] = error.smallest
+            return 0
         except (RuntimeError, ValueError) as error:
             inner = getattr(error, "inner_exception", error)
-            if isinstance(inner, BudgetError):
-                row["smallest"] = inner.smallest
-            else:
-                row["fails"] = f"{type(inner).__name__}: {' '.join(str(inner).split())[:90]}"
+            row["fails"] = f"{type(inner).__name__}: {' '.join(str(inner).split())[:90]}"
             return 0
         self._runs[label] = partial(contest.once, run)
         if plan is not None:

@@ -1,18 +1,23 @@
 """PyTorch's training steps in a budget: its compiler's partition function, and a backend without a compiler."""
 
 import hashlib
-import numbers
+import inspect
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.partitioners import default_partition
+from torch._guards import CompileContext, CompileId
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
@@ -20,6 +25,8 @@ from torch.fx.graph import _BoxedCodeGen
 from memonger.errors import BudgetError, PlanError
 from memonger.planner.cache import versions
 from memonger.schedule.budget import within_budget
+from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
+from memonger.schedule.solution import total_lower_bound
 from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
 from memonger.torch.partition import JointStep, split, step_of
@@ -66,6 +73,21 @@ class StepPlan:
         )
 
 
+class _Unwrapped(ShortenTraceback):
+    """An error of ours that PyTorch's compiler raises as it is: others it wraps in a ``BackendCompilerFailed``."""
+
+    def __str__(self) -> str:
+        return self.text  # type: ignore[attr-defined, no-any-return]  # to the arguments it adds advice of its own
+
+    @staticmethod
+    def of(error: PlanError, frame: FrameType | None) -> "_Unwrapped":
+        """The error, also of its own class; what is above the frame isn't in its traceback."""
+        kind = type(error)
+        made = Exception.__new__(type(kind.__name__, (_Unwrapped, kind), {"__module__": kind.__module__}), *error.args)
+        made.__dict__.update(vars(error), text=str(error), first_useful_frame=frame)
+        return cast("_Unwrapped", made)
+
+
 class Partitioner(CustomPartitionerFn):
     """A partition function for AOTAutograd; see `partitioner`.
 
@@ -77,6 +99,7 @@ class Partitioner(CustomPartitionerFn):
         self.budget = None if budget is None else in_bytes("budget", budget, PlanError)
         self.state_bytes = state_bytes(optimizer)
         self.plans: list[StepPlan] = []
+        self._compiled: CompileId | None = None
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -86,16 +109,30 @@ class Partitioner(CustomPartitionerFn):
         Raises:
             BudgetError: nothing was found that holds the budget; it says what would be.
         """
-        step = step_of(gm.graph, kwargs["num_fwd_outputs"])
-        plan, schedule = planned(step, self.budget, self.state_bytes)
+        try:
+            step = step_of(gm.graph, kwargs["num_fwd_outputs"])
+            plan, schedule = planned(step, self.budget, self.state_bytes)
+        except PlanError as error:
+            raise _Unwrapped.of(error, inspect.currentframe()) from None
         self.plans.append(plan)
-        if len(self.plans) == 2 and self.budget is not None:
+        if self.budget is not None and self._is_cut():
             warnings.warn(
                 "memonger: the module was traced as several graphs, of which each holds the budget alone: what others "
-                "have saved meanwhile isn't counted. torch.compile(fullgraph=True) says where a graph ends.",
+                "have saved meanwhile isn't counted, nor what runs between them. torch.compile(fullgraph=True) says "
+                "where a graph ends, and why.",
                 stacklevel=2,
             )
         return split(gm, step, schedule)
+
+    def _is_cut(self) -> bool:
+        """Whether Dynamo began or ended the graph that it compiles now in the middle of a function, or cut it."""
+        before, self._compiled = self._compiled, CompileContext.current_compile_id()
+        if self._compiled is None:  # something else compiles
+            return False
+        tracer = InstructionTranslator.current_tx()
+        reason = tracer.output.compile_subgraph_reason
+        begins = not tracer.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
+        return self._compiled == before or not begins or (reason is not None and reason.graph_break)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -252,14 +289,23 @@ def traced(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> JointStep
         with unlogged(), mode:
             run(*given)
     except Exception as error:  # a module is anybody's code
-        raise PlanError(
-            f"the module can't be traced as one graph: {str(error).strip() or type(error).__name__}"
-        ) from error
+        inner = getattr(error, "inner_exception", error)
+        if isinstance(inner, PlanError):
+            raise inner from None
+        raise PlanError(f"the module can't be traced as one graph: {_in_a_line(inner)}") from error
     finally:
         torch.compiler.reset()
     if not found:
         raise PlanError(NO_GRADIENT)
     return found[0]
+
+
+def _in_a_line(error: Exception) -> str:
+    """What PyTorch's compiler says of what it can't trace, and where, without its advice on how to report that."""
+    said, _, rest = f"{error}".partition("\n\n  Developer debug context:")
+    _, _, place = rest.partition("from user code:")
+    said, place = (" ".join(text.partition("Set TORCHDYNAMO_VERBOSE")[0].split()) for text in (said, place))
+    return (said or type(error).__name__) + (f" In {place}" if place else "")
 
 
 def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPlan, tuple[int, ...]]:
@@ -282,7 +328,9 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     try:
         schedule = once if budget is None or before <= budget else within_budget(request).schedule
     except BudgetError as error:
-        raise refused(error, step.given, step.gradients, state) from None
+        bound = total_lower_bound(request, effort=min(BOUND_EFFORT, request.effort))
+        closer = BudgetError(error.budget, error.smallest, bound)
+        raise refused(closer, step.given, step.gradients, state) from None
     cost = request.cost(once)
     plan = StepPlan(
         budget=budget,
@@ -316,7 +364,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | int | None) -> int:
     """
     if optimizer is None:
         return 0
-    if isinstance(optimizer, int | numbers.Number | str):
+    if not hasattr(optimizer, "param_groups"):
         return whole("optimizer (itself, or the bytes of its state)", optimizer, 0, MOST_BUDGET, PlanError)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:

@@ -140,7 +140,7 @@ class Checkpoints:
         """One for each way to cut the step into regions."""
         keepable = frozenset(
             number for number, call in enumerate(self.step.calls[: self._forward])
-            if call.makes and not call.changes and not operators.is_random(call.target)
+            if call.makes and not call.changes and not call.draws
             and not any(one in self._writers for one in call.makes)
         )  # fmt: skip
         total = sum(self._saved)
@@ -344,7 +344,7 @@ class _Draft:
                 names.setdefault(call.target, set()).add(turn)
         return Checkpoint(
             region, {target: frozenset(turns) for target, turns in names.items()},
-            draws=any(operators.is_random(call.target) for call in calls),
+            draws=any(call.draws for call in calls),
             writes=any(one in self.step.given for call in calls for one in call.changes),
         )  # fmt: skip
 

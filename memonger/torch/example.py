@@ -17,6 +17,12 @@ def examples_of(module: object, example: object) -> tuple[torch.Tensor, ...]:
     if not isinstance(module, nn.Module):
         kind = f"The class {module.__name__}" if isinstance(module, type) else f"A {type(module).__name__}"
         raise LoadError(f"{kind} is not a torch.nn.Module: give the module itself, not its class or its output.")
+    for way, is_so in (
+        ("torch.jit made", isinstance(module, torch.jit.ScriptModule)),
+        ("torch.compile returned", hasattr(module, "_orig_mod")),
+    ):
+        if is_so:
+            raise LoadError(f"this module is what {way} of another: give that, as it was before.")
     name, single = type(module).__name__, isinstance(example, torch.Tensor)
     examples = (example,) if single else tuple(example) if isinstance(example, Sequence) else None
     if not examples:

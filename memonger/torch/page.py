@@ -104,8 +104,9 @@ def _drawn(
 ) -> Plan:
     """A plan of the step: its graph's nodes in the scheduled order, laid out in one arena."""
     taken, makers = set[str](), {value: n for n, writes in enumerate(step.graph.writes) for value in writes}
-    made_by = [step.nodes[makers[value]] for value in range(len(step.graph.values))]
-    names = tuple(fresh("gradient of an output" if one is None else one.name, taken) for one in made_by)
+    ends = {OUTSIDE: "gradient of an output"}
+    made_by = [step.graph.nodes[makers[value]] for value in range(len(step.graph.values))]
+    names = tuple(fresh(ends.get(one, one), taken) for one in made_by)
     once = replace(step.graph, values=names)
     graph = schedule_graph(once, schedule)
     storage, before = assign_storage(graph), assign_storage(once).buffers
@@ -136,7 +137,8 @@ def _model(step: JointStep, graph: Graph, schedule: Sequence[int], name: str) ->
     for number, source in enumerate(schedule):
         node, writes = step.nodes[source], graph.writes[number]
         tensors = [] if node is None else operators.tensors_in(node.meta.get("val"))
-        made = list({key: one for one in tensors for key in operators.storages([one])}.values())
+        made: list[Any] = list({key: one for one in tensors for key in operators.storages([one])}.values())
+        made += [None] * (source in step.states.values())  # the next draw's turn
         for value, one in zip(writes, made if len(made) == len(writes) else [None] * len(writes), strict=True):
             values[value] = _value(graph.values[value], one)
         scope = {SCOPES: repr([paths[node], node.name])} if node is not None and node in paths else {}

@@ -9,14 +9,16 @@ What takes memory is a *storage*, not a tensor: views are made anew where they a
 """
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.utils._pytree import tree_leaves
 
 from memonger.graph.graph import Graph
@@ -25,8 +27,15 @@ from memonger.torch import operators
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
 
+STATE = "state of the generator"
+"""Nodes at which it is kept, for draws that run again."""
+
 _STATISTICS = 3
 """Outputs of a batch normalization from which on they are new running statistics."""
+
+
+_Run: TypeAlias = tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]
+"""A node of the joint graph, and the values that it reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +45,10 @@ class JointStep:
     Attributes:
         joint: AOTAutograd's graph.
         graph: What computes something, in the joint graph's order, and `OUTSIDE`. Values are storages.
-        nodes: What each node of the graph is in the joint graph; None: `OUTSIDE`.
-        once: Nodes that run once: they draw random numbers, write into what they are given, or wait for others.
+        nodes: What each node of the graph is in the joint graph; None: `OUTSIDE`, or one of ``states``.
+        states: Nodes that stand for keeping the state of a random generator, and the node that draws from it next,
+            which draws the same again from the state.
+        once: Nodes that run once: they write into what they are given, wait for others, or keep a state.
         given: Bytes that count all the time: of parameters, buffers, inputs, and new contents of buffers.
         gradients: Bytes of what the backward pass returns.
         returned: How many of the joint graph's outputs the forward pass returns.
@@ -46,6 +57,7 @@ class JointStep:
     joint: fx.Graph
     graph: Graph
     nodes: tuple[fx.Node | None, ...]
+    states: Mapping[int, int]
     once: frozenset[int]
     given: int
     gradients: int
@@ -93,18 +105,22 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
         operators.check_sizes(node.target)
         if new or operators.runs_once(node.target):  # else it is a view, or a number
             passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
-    steps: list[tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]] = []
+    steps: list[_Run] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
-    turn, seen = len(steps), set(number.values())
-    read = values(_storages_of(outputs))
+    seen, read = set(number.values()), values(_storages_of(outputs))
     early = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
     steps.append((None, (*read, *early), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
     steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
+    steps, states = _with_states(steps, sizes)
+    turn = next(number for number, (node, _, _) in enumerate(steps) if node is None and number not in states)
     computed = {value for _, _, new in steps for value in new}
     ends = tuple(v for v in dict.fromkeys(values(_storages_of([*kept, *gradients]))) if v in computed)
     graph = Graph(
-        nodes=tuple(OUTSIDE if node is None else node.name for node, _, _ in steps),
-        ops=tuple("" if node is None else str(node.target) for node, _, _ in steps),
+        nodes=tuple(
+            node.name if node is not None else f"{STATE} of {steps[states[n]][0]}" if n in states else OUTSIDE
+            for n, (node, _, _) in enumerate(steps)
+        ),
+        ops=tuple(str(node.target) if node else STATE if n in states else "" for n, (node, _, _) in enumerate(steps)),
         values=tuple(f"s{value}" for value in range(len(sizes))),
         sizes=tuple(sizes),
         planned=tuple(size > 0 for size in sizes),
@@ -115,16 +131,48 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
         costs=tuple(0.0 if node is None else _cost(node) for node, _, _ in steps),
         workspace=(0,) * len(steps),
     )
+    again = set(states.values())
     once = frozenset(
         number for number, (node, _, _) in enumerate(steps)
         if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
+        or (_draws(node) and number not in again)
     )  # fmt: skip
     own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
-        joint, graph, tuple(node for node, _, _ in steps), once, there,
+        joint, graph, tuple(node for node, _, _ in steps), states, once, there,
         sum(size for storage, size in own.items() if storage not in given), returned,
     )  # fmt: skip
+
+
+def _with_states(steps: Sequence[_Run], sizes: list[int]) -> tuple[list[_Run], dict[int, int]]:
+    """Steps with one before each that draws random numbers, at which the generator's state is kept.
+
+    First draws stay in their order, though what has a state may be moved and run again: each step that keeps one, and
+    the end of the forward pass, waits for the draw before, which gives a value of one byte for that.
+
+    Args:
+        steps: As they are.
+        sizes: Bytes of each value; those of what is added are added.
+
+    Returns: the steps, and `JointStep.states`.
+    """
+    found, states = list[_Run](), dict[int, int]()
+    before: tuple[int, ...] = ()
+    for node, reads, writes in steps:
+        if node is None:
+            found.append((node, (*reads, *before), writes))
+        elif not _draws(node):
+            found.append((node, reads, writes))
+        elif (size := operators.generator_state(*_given_to(node))) is None:
+            found.append((node, (*reads, *before), writes))
+        else:
+            state, turn = len(sizes), len(sizes) + 1
+            sizes += [size, 1]
+            states[len(found)] = len(found) + 1
+            found += [(None, before, (state,)), (node, (*reads, state), (*writes, turn))]
+            before = (turn,)
+    return found, states
 
 
 def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -138,13 +186,15 @@ def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> t
     rewriter = _Rewriter(step)
     returned: list[Any] = []
     results = _results(step.joint)
+    runs = Counter(schedule)
+    again = {node for node in step.states.values() if runs[node] > 1}
     for number in schedule:
         node = step.nodes[number]
-        if node is None:
+        if node is not None:
+            rewriter.run(node, keeps_state=number in again)
+        elif number not in step.states:
             returned = rewriter.outputs(results[: step.returned])
             rewriter.turn()
-        else:
-            rewriter.run(node)
     gradients = rewriter.outputs(results[step.returned :])
     end = rewriter.graph.output((*returned, *gradients))
     end.meta = step.joint.output_node().meta
@@ -173,14 +223,22 @@ class _Rewriter:
         self._views = dict[fx.Node, tuple[tuple[fx.Node, ...], fx.Node]]()  # with what each copy views
         self._before = set[fx.Node]()  # what the forward pass runs
         self._saved = dict[fx.Node, None]()
+        self._states = dict[fx.Node, fx.Node]()  # of generators, before nodes draw
         self._is_behind = False
 
-    def run(self, node: fx.Node) -> None:
-        """Write one more run of a node, and take its outputs apart at once."""
+    def run(self, node: fx.Node, keeps_state: bool) -> None:
+        """Write one more run of a node, and take its outputs apart at once.
+
+        Args:
+            node: Of the joint graph.
+            keeps_state: Whether it draws random numbers, and does so again after its first run.
+        """
         items = [user for user in node.users if user.target is operator.getitem]
         if self._is_behind and _is_batch_norm(node):
             items = [item for item in items if item.args[1] in range(_STATISTICS)]
             made = self._without_statistics(node)
+        elif keeps_state:
+            made = self._drawn(node)
         else:
             made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
         for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
@@ -193,8 +251,26 @@ class _Rewriter:
         sources = (self._at(one, self._latest) if isinstance(one, fx.Node) else one for one in (x, weight, bias))
         made = self.graph.call_function(torch.ops.aten._native_batch_norm_legit.no_stats, (*sources, *settings))
         made.meta = dict(node.meta, val=node.meta["val"][:_STATISTICS])
-        self._saved |= {one: None for one in made.all_input_nodes if self._is_saved(one)}
-        return made
+        return self._noted(made)
+
+    def _drawn(self, node: fx.Node) -> fx.Node:
+        """A run of a node that draws random numbers: the first keeps the generator's state, others draw from that and
+        leave the generator as it is.
+        """
+        sources = {one: self._at(one, self._latest) for one in node.all_input_nodes}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), sources.__getitem__)
+        if node in self._states:
+            made = self.graph.call_function(run_with_rng_state, (self._states[node], node.target, *args), kwargs)
+            made.meta = dict(node.meta)
+            return self._noted(made)
+        both = self.graph.call_function(run_and_save_rng_state, (node.target, *args), kwargs)
+        with _tensors(node)[0].fake_mode:  # type: ignore[attr-defined]
+            state = torch.empty(operators.generator_state(*_given_to(node)), dtype=torch.uint8)
+        both.meta = dict(node.meta, val=(state, node.meta["val"]))
+        kept, made = (self.graph.call_function(operator.getitem, (self._noted(both), item)) for item in range(2))
+        kept.meta, made.meta = {"val": state}, dict(node.meta)
+        self._states[node] = self._noted(kept)
+        return self._noted(made)
 
     def turn(self) -> None:
         """What is written from here on is the backward pass."""
@@ -214,7 +290,10 @@ class _Rewriter:
         return one in self._before or (one.op == "placeholder" and not _is_tangent(one))
 
     def _copy(self, node: fx.Node, sources: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        made = self.graph.node_copy(node, sources.__getitem__)
+        return self._noted(self.graph.node_copy(node, sources.__getitem__))
+
+    def _noted(self, made: fx.Node) -> fx.Node:
+        """A node that was written, with what it is to the backward pass."""
         if self._is_behind:
             self._saved |= {one: None for one in made.all_input_nodes if self._is_saved(one)}
         else:
@@ -263,6 +342,15 @@ def _storages_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
     return operators.storages(one for node in nodes for one in _tensors(node))
 
 
-def _cost(node: fx.Node) -> float:
+def _given_to(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What an operator is given, on tensors without memory."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta.get("val"))
-    return operators.cost(node.target, args, kwargs, node.meta.get("val"))
+    return args, kwargs
+
+
+def _draws(node: fx.Node) -> bool:
+    return operators.draws(node.target, *_given_to(node))
+
+
+def _cost(node: fx.Node) -> float:
+    return operators.cost(node.target, *_given_to(node), node.meta.get("val"))

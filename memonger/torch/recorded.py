@@ -54,6 +54,7 @@ class Call:
         sequence: The number of the node of autograd's: of the forward pass the next one's, of the backward pass that
             which runs.
         is_backward: Whether it is of the backward pass.
+        draws: Whether it draws random numbers.
         module: The call of a module that it is a part of, as its number in `RecordedStep.modules`.
         cost: See `memonger.torch.operators.cost`.
     """
@@ -64,6 +65,7 @@ class Call:
     changes: tuple[int, ...]
     sequence: int
     is_backward: bool
+    draws: bool
     module: int
     cost: float
 
@@ -207,8 +209,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operators.has_own_generator(args, kwargs):
             changes = (*changes, ELSEWHERE)
         self.calls.append(Call(
-            target, reads, self._new(operators.tensors_in(result)), changes,
-            self._sequence, node is not None, self.inside[-1], operators.cost(target, args, kwargs, result),
+            target, reads, self._new(operators.tensors_in(result)), changes, self._sequence, node is not None,
+            operators.draws(target, args, kwargs), self.inside[-1], operators.cost(target, args, kwargs, result),
         ))  # fmt: skip
         return result
 

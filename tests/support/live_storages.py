@@ -21,6 +21,8 @@ class LiveStorages(TorchDispatchMode):
         peak: The most that were.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, there: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
