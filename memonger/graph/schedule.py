@@ -96,14 +96,21 @@ def sources_of(nodes: Sequence[ir.Node]) -> list[set[int]]:
     return [{number[v] for v in read_values(node) if v in number} for node in nodes]
 
 
-def depth_first(nodes: Sequence[ir.Node], values: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes that these values depend on, each right behind the last of those that it reads from."""
+def depth_first(
+    nodes: Sequence[ir.Node], values: Sequence[ir.Value], place: Mapping[ir.Value, Any] | None = None
+) -> list[ir.Node]:
+    """The nodes that these values depend on, each right behind the last of those that it reads from.
+
+    What a node reads comes as it lists it, or by its place.
+    """
     writer = {value: node for node in nodes for value in node.outputs}
     order: dict[ir.Node, None] = {}
     stack = [writer[value] for value in reversed(values) if value in writer]
     while stack:
         node = stack[-1]
-        before = [writer[v] for v in read_values(node) if v in writer and writer[v] not in order]
+        read = [value for value in read_values(node) if value in writer]
+        before = [writer[v] for v in (read if place is None else sorted(read, key=place.__getitem__))]
+        before = [other for other in before if other not in order]
         if node not in order and before:
             stack += reversed(before)
         else:

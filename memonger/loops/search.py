@@ -58,8 +58,8 @@ ITERATION_SECONDS = 3e-5
 PLACES = 8
 """A loop may end at so many steps of a range, those before which fewest bytes cross."""
 
-TRIED = 8
-"""Candidates that are written and run."""
+TRIED, FORECAST = 8, 6
+"""Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
 
 UNSURE, SLACK = 0.4, 1.5
 """Candidates that are estimated to take so much more of the time than is allowed are run, too; and where one was too
@@ -259,8 +259,9 @@ def shrink(
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
+    forecast = _Forecast(found, shapes, cores)
     if not check:
-        made = _unchecked(found, shapes, cores, job.source.name)
+        made = _unchecked(forecast, job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
@@ -269,16 +270,15 @@ def shrink(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
-                found, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
+                forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
             )
     before = replace(made.before, expected=expected(original, shapes, cores))
-    after = made.after if not check else replace(made.after, expected=expected(made.model, shapes, cores))
     original_model.embed(made.model, original)
     notes = made.notes
     if target is not None:
         TARGETS[target].check(made.model)
         notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
-    return replace(made, before=before, after=after, notes=notes, target=target)
+    return replace(made, before=before, notes=notes, target=target)
 
 
 def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
@@ -303,28 +303,66 @@ def _need(candidate: _Candidate) -> tuple[float, float]:
     return candidate.bytes + candidate.twice, candidate.seconds
 
 
-def _unchecked(found: Sequence[_Candidate], shapes: Mapping[str, tuple[int, ...]], threads: int, name: str) -> Shrunk:
-    """Of the first candidates, and the last, that which onnxruntime's allocator is expected to give the least memory.
+@dataclass(slots=True)
+class _Forecast:
+    """Candidates as models, each written once, and what onnxruntime's allocator is expected to give them.
 
-    Nothing is measured, and forecasts are closer than estimates. Where there is none, the estimate counts.
+    Attributes:
+        left: Candidates that weren't chosen yet, those first that are estimated to need the least; the last of them
+            may be chosen from the start.
+        shapes: Of the model's inputs.
+        threads: Within a node.
+        refused: Why candidates can't be written.
     """
-    best: tuple[float, float, Shrunk] | None = None
-    for number, candidate in enumerate(found):
-        if TRIED <= number + 1 < len(found) and best is not None:
-            continue
-        try:
-            made = candidate.write()
-        except NotInLoopsError:
-            continue
-        known = expected(made, shapes, threads)
-        takes = candidate.bytes if known is None else float(known.run_bytes)
-        needs = takes + candidate.twice, candidate.seconds
-        if best is None or needs < best[:2]:
-            said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
-            best = (*needs, Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,)))
+
+    left: list[_Candidate]
+    shapes: Mapping[str, tuple[int, ...]]
+    threads: int
+    refused: list[str] = field(default_factory=list)
+    _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
+
+    def best(self) -> tuple[_Candidate, ir.Model, Expected | None] | None:
+        """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
+
+        Forecasts are closer than estimates. Where there is none, the estimate counts.
+        """
+        found = list[_Candidate]()
+        while len(found) < min(FORECAST, len(self.left)):
+            place = len(found) if len(found) < FORECAST - 1 else len(self.left) - 1
+            if self._write(self.left[place]):
+                found.append(self.left[place])
+            else:
+                del self.left[place]
+        if not found:
+            return None
+        best = min(found, key=self._need)
+        self.left = [each for each in self.left if each is not best]
+        return best, *self._made.pop(id(best))
+
+    def _write(self, candidate: _Candidate) -> bool:
+        """Whether it can be written."""
+        if id(candidate) not in self._made:
+            try:
+                made = candidate.write()
+            except NotInLoopsError as error:
+                self.refused.append(str(error))
+                return False
+            self._made[id(candidate)] = made, expected(made, self.shapes, self.threads)
+        return True
+
+    def _need(self, candidate: _Candidate) -> tuple[float, float]:
+        _, known = self._made[id(candidate)]
+        return (candidate.bytes if known is None else known.run_bytes) + candidate.twice, candidate.seconds
+
+
+def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
+    """The candidate that is expected to take the least. Nothing is measured."""
+    best = forecast.best()
     if best is None:
         raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
-    return best[2]
+    candidate, made, known = best
+    said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
+    return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))
 
 
 def _in_order(source: Source) -> ir.Model:
@@ -485,27 +523,26 @@ class _Contest:
     once: float
     tried: list[str] = field(default_factory=list)
 
-    def winner(self, candidates: Sequence[_Candidate], nothing: str) -> Shrunk:
+    def winner(self, forecast: _Forecast, nothing: str) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
 
         Args:
-            candidates: The last of them is tried in any case.
+            forecast: Of the candidates, of which the last is tried in any case.
             nothing: What a message begins with where nothing is gained.
         """
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
-        left, number = list(candidates), 0
+        last = forecast.left[-1]
         with self._process(path, "before") as before:
-            while left:
-                candidate = left.pop(0 if number < TRIED - 1 else -1)
-                try:
-                    made = candidate.write()
-                except NotInLoopsError as error:
-                    self.tried.append(str(error))
-                    continue
-                number += 1
+            for number in range(1, TRIED + 1):
+                if number == TRIED and last in forecast.left:
+                    forecast.left = [last]
+                best = forecast.best()
+                if best is None:
+                    break
+                candidate, made, known = best
                 file = self.folder / f"{number}.onnx"
                 save_model(made.clone(), file, limit=0)
                 try:
@@ -514,17 +551,17 @@ class _Contest:
                         others = filter(None, (self._at(size, path, file) for size in self.others))
                         why_not = why_not or next(others, "")
                         if not why_not:
-                            return Shrunk(made, candidate.loops, _footprint(before), _footprint(after))
+                            takes = replace(_footprint(after), expected=known)
+                            return Shrunk(made, candidate.loops, _footprint(before), takes)
                 except WorkerError as error:
                     why_not, ratio = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
-                if number >= TRIED:
-                    break
                 if ratio is not None:  # it was too slow: what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (ratio - 1))
-                    left = [*(other for other in left[:-1] if other.seconds <= most), *left[-1:]]
+                    forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
+        self.tried += forecast.refused
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
         raise PlanError(f"{nothing}: {tried}.")

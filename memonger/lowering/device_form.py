@@ -6,11 +6,12 @@ file order: only then may its values be given addresses.
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
@@ -347,24 +348,44 @@ def settle_reorders(model: Model) -> bool:
     several lists the branches that they end in that order. So each node goes right behind the last that it reads from,
     depth first from the outputs, and these nodes are named by what they write.
     """
-    return _settle(model.graph)
+    outputs, unread = list(model.graph.outputs), {str(v.name): v for v in _unread(model.graph)}
+    return _settle(model.graph, [*outputs, *(unread[name] for name in sorted(unread))])
 
 
 def settle_bodies(model: Model) -> bool:
-    """A pass: the same for the nodes of bodies, too."""
-    settled = [_settle(graph) for graph in graphs(model.ir)]
+    """A pass: the same for the nodes of bodies, too; what isn't another each time stays as it was written.
+
+    Of what nothing reads, or one node, those come first that leave blocked layouts: the optimizer adds them last.
+    """
+    settled = []
+    for graph in graphs(model.ir):
+        place = {
+            value: (0, 0, str(value.name)) if _leaves_blocks(node) else (1, step, "")
+            for step, node in enumerate(graph)
+            for value in node.outputs
+        }
+        ends = dict.fromkeys(value for value in [*_unread(graph), *graph.outputs] if value in place)
+        settled.append(_settle(graph, sorted(ends, key=place.__getitem__), place))
     return any(settled)
 
 
-def _settle(graph: ir.Graph) -> bool:
+def _leaves_blocks(node: ir.Node) -> bool:
+    return operator_name(node) == "com.microsoft.nchwc::ReorderOutput"
+
+
+def _unread(graph: ir.Graph) -> list[ir.Value]:
+    return [value for node in graph for value in node.outputs if value.name and not value.consumers()]
+
+
+def _settle(graph: ir.Graph, ends: Sequence[ir.Value], place: Mapping[ir.Value, Any] | None = None) -> bool:
+    """Put nodes in the order in which these values ask for them; those that a node reads by place."""
     nodes = list(graph)
-    moved = [node for node in nodes if operator_name(node) == "com.microsoft.nchwc::ReorderOutput"]
+    moved = [node for node in nodes if _leaves_blocks(node)]
     for node in moved:
         node.name = None
     if len(moved) > 1:
-        unread = {str(v.name): v for node in nodes for v in node.outputs if v.name and not v.consumers()}
         graph.remove(nodes)
-        graph.extend(depth_first(nodes, [*graph.outputs, *(unread[name] for name in sorted(unread))]))
+        graph.extend(depth_first(nodes, ends, place))
     return len(moved) > 1
 
 
