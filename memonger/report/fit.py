@@ -8,8 +8,7 @@ from rich.table import Table
 
 from memonger.planner.fit import Beyond, Fit
 from memonger.report.chunks import chunks_lines
-from memonger.report.summary import window_line
-from memonger.report.summary import plan_record, weight_figures
+from memonger.report.summary import plan_record, weight_figures, window_line
 from memonger.report.text import table_of
 from memonger.units import format_size, in_full
 
