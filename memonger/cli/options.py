@@ -265,6 +265,9 @@ LORA = click.option(
     help="Train only low-rank adapters beside the weights of products: 8, or 8:*.query.weight.",
 )
 
+SEVERAL_PLANS = (MIRROR, STATE, WHOLE, *MOST_EXTRA_TIME, *LOWERING, *TRAINING, LORA, AS_JSON, QUIET)
+"""Of commands that plan one model for several budgets or sizes."""
+
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
 """What `memonger.report.write.report` writes."""
 

@@ -177,13 +177,15 @@ def _joined(writer: SliceWriter, parts: list[ir.Node]) -> JoinedProduct:
     read = writer.value(sources[0], 0, sum(rows), f"{name}.rows")
     written = writer.value(first.outputs[0], 0, sum(rows), f"{name}.product")
     results = [ir.Value(type=node.outputs[0].type, shape=node.outputs[0].shape) for node in parts]
+    told = [writer.integers(rows)] if len(set(rows)) > 1 else []  # even parts need no constant
+    counted = {"num_outputs": len(parts)} if not told and (graph.opset_imports.get("") or 0) >= 18 else {}
     made = [
         ir.node("Concat", sources, {"axis": 0}, outputs=[read], name=writer.fresh(f"{name}/Concat")),
         ir.Node(
             first.domain, first.op_type, [read, *first.inputs[1:]], first.attributes.values(), outputs=[written],
             name=name, version=first.version,
         ),
-        _split(writer, written, rows, results, writer.fresh(f"{name}/Split")),
+        ir.node("Split", [written, *told], {"axis": 0, **counted}, outputs=results, name=writer.fresh(f"{name}/Split")),
     ]  # fmt: skip
     for node in made:
         node.metadata_props.update(first.metadata_props)
@@ -194,11 +196,3 @@ def _joined(writer: SliceWriter, parts: list[ir.Node]) -> JoinedProduct:
         old.replace_all_uses_with(result, replace_graph_outputs=True)
     graph.remove(parts, safe=True)
     return JoinedProduct(name, tuple(str(node.name) for node in parts), tuple(rows))
-
-
-def _split(writer: SliceWriter, whole: ir.Value, rows: list[int], parts: list[ir.Value], name: str) -> ir.Node:
-    """What cuts a value into its rows; even parts need no constant."""
-    if len(set(rows)) > 1:
-        return ir.node("Split", [whole, writer.integers(rows)], {"axis": 0}, outputs=parts, name=name)
-    counted = {"num_outputs": len(parts)} if (writer.model.graph.opset_imports.get("") or 0) >= 18 else {}
-    return ir.node("Split", [whole], {"axis": 0, **counted}, outputs=parts, name=name)

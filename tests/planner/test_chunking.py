@@ -25,7 +25,7 @@ from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking
 from memonger.tiling.axes import axes_of
-from memonger.tiling.candidates import Candidate, InSlices
+from memonger.tiling.candidates import Candidate
 from memonger.tiling.chunk_regions import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
@@ -333,17 +333,18 @@ def test_chunks_whose_sessions_take_more_than_they_save_are_left_out() -> None:
 
 
 def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, ways = chunking._written, []
+    ways = list[Candidate]()
 
-    def noted(job: Any, axis: Any, bands: Any) -> InSlices:
-        ways.append((sum(chunking._at_least(job, axis, bands)), write(job, axis, bands)))
-        return ways[-1][1]
+    def noted(*given: Any) -> Candidate:
+        ways.append(Candidate(*given))
+        return ways[-1]
 
-    monkeypatch.setattr(chunking, "_written", noted)
+    monkeypatch.setattr(chunking, "Candidate", noted)
     monkeypatch.setattr(chunking, "NEXT_TO", 100.0)
     assert plan(convolutions(64), max_overhead=10.0).chunks
-    assert len(ways) > 3
-    assert all(least <= way.with_sessions for least, way in ways)
+    written = [way for way in ways if "written" in vars(way)]
+    assert len(written) > 3
+    assert all(way.least <= way.written.with_sessions for way in written)
 
 
 @pytest.mark.parametrize(

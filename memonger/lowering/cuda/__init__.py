@@ -17,9 +17,7 @@ from memonger.ir.marks import forget_composites
 from memonger.ir.model import Model
 from memonger.ir.rewrite import Replacer
 from memonger.ir.values import static_shape
-from memonger.lowering.cuda import bits as bits  # registers its rules
-from memonger.lowering.cuda import convolution as convolution
-from memonger.lowering.cuda import normalization as normalization
+from memonger.lowering.cuda import normalization as normalization  # registers its rules
 from memonger.lowering.cuda import others as others
 from memonger.lowering.cuda import products as products
 from memonger.lowering.cuda import random_bits
