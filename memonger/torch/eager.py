@@ -37,6 +37,9 @@ from memonger.units import in_bytes, in_full
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
 """Regions save at most this part of what the whole step saves, where modules are small enough."""
 
+_NEVER = 2**62
+"""Bytes of what mustn't run: parts that run again after a parameter of theirs has changed."""
+
 PROPOSALS = 4
 """Choices that are run on tensors without memory for one target, at most."""
 
@@ -530,6 +533,8 @@ def checkpoint(
     example: torch.Tensor | Sequence[torch.Tensor],
     budget: str | int,
     optimizer: torch.optim.Optimizer | int | None = None,
+    *,
+    in_backward: bool = False,
 ) -> nn.Module:
     """Have a module's training step hold a budget in eager PyTorch, without a compiler.
 
@@ -548,18 +553,30 @@ def checkpoint(
         example: What it is called with; tensors of ``meta`` stand for such of the module's own device.
         budget: Bytes for all that `memonger.torch.partitioner` counts, as a number or as ``4GiB``.
         optimizer: Whose state counts, or the bytes of a state.
+        in_backward: Whether each parameter has a hook (``register_post_accumulate_grad_hook``) that applies its
+            gradient and frees it (``parameter.grad = None``): gradients then aren't there together.
 
     Returns: the module; `plan_of` says what its step takes.
 
     Raises:
         BudgetError: checkpoints that hold the budget weren't found; it says what does.
-        PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient.
+        PlanError: a size is none; the module can't run on tensors without memory, or needs no gradient; a parameter
+            has no such hook, or is read after its gradient is applied.
     """
     limit, state, inputs = in_bytes("budget", budget, PlanError), state_bytes(optimizer), examples_of(module, example)
+    bare = [
+        name for name, one in module.named_parameters() if one.requires_grad and not one._post_accumulate_grad_hooks
+    ]
+    if in_backward and bare:
+        raise PlanError(
+            f"in_backward: the parameter '{bare[0]}' has no hook that applies its gradient and frees it: give it one, "
+            "by its register_post_accumulate_grad_hook, before this call."
+        )
     try:
-        plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state)
+        plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state, in_backward)
     except BudgetError as error:
         would = _what_would(module, inputs, limit, state)
+        would += "" if in_backward else " With in_backward=True gradients aren't there together."
         raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
     take_off(module)
     module.__dict__[PLAN] = plan, PutOn(module, checkpoints)
@@ -590,7 +607,12 @@ def plan_of(module: nn.Module) -> StepPlan:
 
 
 def chosen(
-    module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode, budget: int | None, state: int
+    module: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    mode: FakeTensorMode,
+    budget: int | None,
+    state: int,
+    in_backward: bool = False,
 ) -> tuple[StepPlan, tuple[Checkpoint, ...], RecordedStep]:
     """The cheapest checkpoints that were found to hold a budget.
 
@@ -600,15 +622,21 @@ def chosen(
         mode: What makes these tensors.
         budget: Bytes for everything; None: nothing is checkpointed.
         state: Bytes of the optimizer's state.
+        in_backward: See `checkpoint`.
 
     Returns: what the step takes, the checkpoints, and the step as it then ran.
 
     Raises:
         BudgetError: none were found.
-        PlanError: see `memonger.torch.recorded.recorded`.
+        PlanError: see `memonger.torch.recorded.recorded`; a parameter is read after its gradient is applied.
     """
     begin = time.perf_counter()
-    whole = recorded(module, inputs, mode)
+    whole = recorded(module, inputs, mode, in_backward)
+    if whole.is_late:
+        raise PlanError(
+            "in_backward: the step reads a parameter after its gradient is applied to it: let the optimizer step "
+            "behind the backward pass."
+        )
     found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0, 0.0)))
     if budget is not None and found.bytes > budget:
         candidates, tried = Checkpoints(whole, module, state), list[Allocated[tuple[RecordedStep, Choice]]]()
@@ -619,10 +647,10 @@ def chosen(
                     return one
             checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
             try:
-                step = recorded(module, inputs, mode)
+                step = recorded(module, inputs, mode, in_backward)
             finally:
                 checkpoints.take_off()
-            tried.append(Allocated(step.peak + state, choice.cost, (step, choice)))
+            tried.append(Allocated(_NEVER if step.is_late else step.peak + state, choice.cost, (step, choice)))
             return tried[-1]
 
         def proposed(target: int, _: int) -> tuple[int, list[Choice]]:
@@ -631,7 +659,7 @@ def chosen(
 
         best = cheapest_within(budget, proposed, ran)
         if best is None:  # estimates of the fewest bytes may be off; what is found now is the same for any budget
-            best = min(map(ran, candidates.within(0)[:PROPOSALS]), key=lambda one: one.bytes, default=found)
+            best = min([found, *map(ran, candidates.within(0)[:PROPOSALS])], key=lambda one: one.bytes)
             for _ in range(ATTEMPTS):
                 lower = min(
                     map(ran, candidates.within(best.bytes)[:PROPOSALS]), key=lambda one: one.bytes, default=best

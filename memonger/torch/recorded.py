@@ -112,8 +112,9 @@ class RecordedStep:
         buffers: Storages of buffers, and the names of these.
         freed: Storage → the last call before it was freed; one that isn't in it stayed.
         modules: Calls of modules, in the order in which they began.
-        gradients: Bytes of the parameters' gradients.
+        gradients: Bytes of the parameters' gradients at the end.
         peak: The most bytes that were there.
+        is_late: Whether something reads a parameter after its gradient is applied to it, in the backward pass.
     """
 
     calls: tuple[Call, ...]
@@ -124,6 +125,7 @@ class RecordedStep:
     modules: tuple[ModuleCall, ...]
     gradients: int
     peak: int
+    is_late: bool
 
     @property
     def given_bytes(self) -> int:
@@ -181,7 +183,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
-        self.freed = dict[int, int]()
+        self.freed, self.applied = dict[int, int](), dict[int, int]()
         self.inside = [-1]
         self.live = self.peak = 0
         self._numbers, self._sequence, self._first = dict[int, int](), 0, _get_sequence_nr()
@@ -257,6 +259,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.freed[storage] = len(self.calls) - 1
         self.live -= self.sizes[storage]
 
+    def apply(self, parameter: torch.Tensor) -> None:
+        """Its gradient was applied to a parameter, and is freed."""
+        self.applied.update(dict.fromkeys(self.numbers([parameter]), len(self.calls)))
+        parameter.grad = None
+
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
         """Calls of the module's parts are noted meanwhile, and what becomes of the parts' attributes."""
@@ -318,7 +325,9 @@ def _replaced(begin: _Attributes, end: _Attributes, last: _Attributes) -> Iterat
         yield from storages if is_set and storages else (ELSEWHERE,)
 
 
-def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode) -> RecordedStep:
+def recorded(
+    module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode, in_backward: bool = False
+) -> RecordedStep:
     """Run a step of a module: its forward pass, and the backward pass from ones as the gradients of what it returns.
 
     The backward pass runs outside ``torch.autocast``, as PyTorch recommends it: what casts of weights it keeps for
@@ -328,6 +337,7 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
         module: Of tensors without memory. Its gradients are taken away.
         inputs: What it is called with.
         mode: What makes these tensors.
+        in_backward: Whether each parameter's gradient is applied and freed as soon as it is there.
 
     Raises:
         PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
@@ -346,6 +356,9 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
             ends = [one for one in operators.tensors_in(result) if one.requires_grad]
             if not ends:
                 raise PlanError(NO_GRADIENT)
+            for one in module.parameters() if in_backward else ():
+                if one.requires_grad:
+                    stack.callback(one.register_post_accumulate_grad_hook(recorder.apply).remove)
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         except PlanError:
             raise
@@ -358,9 +371,13 @@ def recorded(module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensor
                 f"{str(error).strip().rstrip('.')}.{hint}"
             ) from error
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
+    never = len(recorder.calls)
+    is_late = any(
+        number >= recorder.applied.get(one, never) for number, call in enumerate(recorder.calls) for one in call.reads
+    )
     step = RecordedStep(
         tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers,
-        dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak,
+        dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak, is_late,
     )  # fmt: skip
     module.zero_grad(set_to_none=True)
     return step

@@ -188,6 +188,88 @@ def test_what_is_written_or_drawn_elsewhere_happens_once(way: str) -> None:
     assert peak_of(module, inputs) <= plan.peak_bytes
 
 
+class Peeks(nn.Module):
+    """Reads the weight of the one behind it, without a gradient."""
+
+    def __init__(self, behind: "Peeks | None") -> None:
+        super().__init__()
+        self.layer, self.behind = nn.Linear(32, 32), (behind,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x).tanh()
+        return x if self.behind[0] is None else (x * (1 + self.behind[0].layer.weight.detach().sum())).tanh()
+
+
+def assert_same_when_applied(module: nn.Module, other: nn.Module, *inputs: torch.Tensor) -> None:
+    """Parameters of two modules are the same after steps, of which the first's are in the backward pass."""
+    for seed in range(2):
+        results = []
+        for one in (module, other):
+            torch.manual_seed(seed)
+            results.append(one(*inputs))
+            results[-1].backward(torch.ones_like(results[-1]))
+        for parameter in other.parameters():
+            parameter.data.sub_(parameter.grad, alpha=0.1)
+        other.zero_grad()
+        assert torch.equal(*results)
+        assert all(map(torch.equal, module.parameters(), other.parameters()))
+
+
+def apply(parameter: torch.Tensor) -> None:
+    """A step of plain descent, which takes nothing."""
+    parameter.data.sub_(parameter.grad, alpha=0.1)
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("name", ["words", "blocks"])
+def test_gradients_that_are_applied_in_the_backward_pass_are_not_there_together(name: str) -> None:
+    module, inputs = case("words") if name == "words" else (columns(8), (torch.randn(96, 32),))
+    other, smallest = copy.deepcopy(module), []
+    for in_backward in (False, True):
+        with pytest.raises(BudgetError) as caught:
+            eager.chosen(*without_memory(module, inputs), 0, 0, in_backward)
+        smallest.append(caught.value.smallest)
+    assert smallest[1] < smallest[0]
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    memonger.torch.checkpoint(module, inputs, smallest[1], in_backward=True)
+    plan = memonger.torch.plan_of(module)
+    assert plan.recomputed
+    assert_same_when_applied(module, other, *inputs)
+    assert peak_of(module, inputs) <= plan.peak_bytes == smallest[1]
+
+
+def test_what_reads_a_parameter_after_its_gradient_is_applied_does_not_run_again() -> None:
+    parts = [Peeks(None)]
+    while len(parts) < 6:
+        parts.insert(0, Peeks(parts[0]))
+    module, x = nn.Sequential(*parts), torch.randn(96, 32)
+    other = copy.deepcopy(module)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    copied, given, mode = without_memory(module, [x])
+    before = recorded(copied, given, mode, in_backward=True)
+    late = eager.Checkpoints(before, copied, 0).within(0)[0]
+    put_on = eager.PutOn(module, late.checkpoints)
+    with pytest.raises(AssertionError):
+        assert_same_when_applied(module, other, x)
+    put_on.take_off()
+    with pytest.raises(BudgetError):
+        eager.chosen(copied, given, mode, late.bytes, 0, in_backward=True)
+    module.load_state_dict(other.state_dict())
+    memonger.torch.checkpoint(module, x, before.peak * 3 // 4, in_backward=True)
+    assert memonger.torch.plan_of(module).recomputed
+    assert_same_when_applied(module, other, x)
+
+
+def test_a_parameter_without_a_hook_is_named() -> None:
+    module = columns(2)
+    for parameter in module[0].parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    with pytest.raises(PlanError, match=r"the parameter '1\.0\.weight' has no hook that applies"):
+        memonger.torch.checkpoint(module, torch.ones(2, 32), "1GiB", in_backward=True)
+
+
 def test_operators_of_hooks_are_in_what_runs_again() -> None:
     module, inputs = columns(4), (torch.randn(256, 32),)
     for block in module:
@@ -337,7 +419,7 @@ def test_it_goes_inside_what_spreads_a_module_over_ranks(way: str, one_rank: Non
 def test_a_budget_that_checkpoints_cannot_hold_names_what_would() -> None:
     module, inputs = Scores(depth=4), (torch.randn(256, 64),)
     limit = whole(module, inputs)
-    text = r"smallest budget that was found .* whatever runs again: .*backend\(\.\.\.\)\) holds it, with "
+    text = r"budget that was found .* whatever runs again: .*backend\(\.\.\.\)\) holds it, with .*in_backward=True"
     with pytest.raises(BudgetError, match=text) as caught:
         memonger.torch.checkpoint(module, inputs, limit * 3 // 4)
     memonger.torch.checkpoint(module, inputs, caught.value.smallest)
