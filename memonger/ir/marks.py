@@ -45,6 +45,9 @@ WINDOW = "memonger.window"
 STRIP = "memonger.strip"
 """On a node that strips made: a copy's is ``<begin>.<end>``, the rows that it writes; of what cuts and joins ``1``."""
 
+OVERLAP = "memonger.overlap"
+"""On a node that in slices of rows is to give rows again that a later slice reads again: ``1``."""
+
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from memonger.ir.marks import CHUNK, STRIP, WINDOW
+from memonger.ir.marks import CHUNK, OVERLAP, STRIP, WINDOW
+from memonger.ir.operators import operator_name
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
 from memonger.tiling.cutting import Interval, Slicing
@@ -64,7 +65,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
     bodies = [body for body in inner_graphs(copy.graph) if body not in there]
     for graph in (copy.graph, *bodies):
         for node in graph:
-            for mark in (CHUNK, STRIP, WINDOW):
+            for mark in (CHUNK, OVERLAP, STRIP, WINDOW):
                 node.metadata_props.pop(mark, None)
     move_constants(writer, bodies)
     for graph in (copy.graph, *bodies):
@@ -109,6 +110,58 @@ def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, Slicing]) -> RowBand
         if tiles and all(copy.rows[1] - copy.rows[0] >= _least_rows(node) for node, copy in tiles):
             return RowBand(band.begin, band.end, len(parts), rows)
     return None
+
+
+_CHEAP = 64
+"""Products an element, of a convolution whose rows are rather computed again than kept."""
+
+
+def with_overlap(model: ir.Model) -> bool:
+    """Mark the nodes whose rows each slice computes again rather than keep what it wants of them. Returns whether any.
+
+    These are convolutions of few products, as the first of an image, those that make the channels of a depthwise one
+    many, or one whose image is made larger, with what follows each of them element by element: to keep their rows all
+    are copied twice and laid out in blocks again, which takes longer. They read half of what is written at most.
+    """
+    found = False
+    for node in model.graph:
+        read, is_larger = next(iter(node.inputs), None), node.op_type in ("Resize", "Upsample")
+        kernel = node.inputs[1] if node.op_type == "Conv" else None
+        size = node.attributes.get_ints("kernel_shape") or (kernel is not None and static_shape(kernel)) or (1, 1)
+        if read is None or not (is_larger or (node.op_type in ("Conv", "MaxPool", "AveragePool") and size[-2] > 1)):
+            continue
+        chain = _cheap_chain(read, _elements(node.outputs[0] if is_larger else read) // 2)
+        inside = {node, *chain}
+        if chain and all(user in inside for each in chain for user in each.outputs[0].consumers()):
+            found = True
+            for each in chain:
+                each.metadata_props[OVERLAP] = "1"
+    return found
+
+
+def _cheap_chain(value: ir.Value, most: int) -> list[ir.Node]:
+    """What makes an image from another element by element behind a cheap convolution, and that; none: something else.
+
+    Args:
+        value: The image.
+        most: How many elements that may read.
+    """
+    node, dims = value.producer(), static_shape(value)
+    images = [v for v in (() if node is None else node.inputs) if v is not None and v.const_value is None]
+    if node is None or value.is_graph_output() or dims is None or len(dims) != 4 or not images:
+        return []
+    if operator_name(node) == "Conv":
+        weight = node.inputs[1] and static_shape(node.inputs[1])
+        is_cheap = len(images) == 1 and bool(weight) and math.prod((weight or ())[1:]) <= _CHEAP
+        return [node] if is_cheap and _elements(images[0]) <= most else []
+    if node.op_type not in _WITHIN or any(static_shape(v) != dims for v in images):
+        return []
+    chains = [_cheap_chain(v, most) for v in images]
+    return list(dict.fromkeys([node, *itertools.chain(*chains)])) if all(chains) else []
+
+
+def _elements(value: ir.Value) -> int:
+    return math.prod(static_shape(value) or (0,))
 
 
 _UNITS = (1, 2, 4, 8, 16, 32)
@@ -213,7 +266,7 @@ _IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Re
 _MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsample"}
 """Operators that may write channels in blocks."""
 
-_BLOCK = 16
+BLOCK = 16
 """Channels of a block, at most."""
 
 
@@ -225,12 +278,12 @@ def _is_in_blocks(value: ir.Value) -> bool:
 
 
 def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:
-    """Whether a node may round otherwise where a value's channels aren't in blocks.
+    """Whether a node may round otherwise, or takes longer, where a value's channels aren't in blocks.
 
     Of channels that fill none that is an addition of images.
     """
-    if (static_shape(value) or ())[1] % _BLOCK == 0:
-        return node.op_type in _IN_BLOCKS
+    if (static_shape(value) or ())[1] % BLOCK == 0:
+        return node.op_type in _IN_BLOCKS | {"Resize", "Upsample"}
     return node.op_type == "Add" and all(v is not None and _is_in_blocks(v) for v in node.inputs)
 
 
@@ -249,7 +302,7 @@ class _Blocks:
     def node(self, value: ir.Value, result: ir.Value) -> ir.Node:
         """A node that writes what it reads: a pool of 1 × 1; where channels fill no blocks, a convolution of 1 × 1."""
         channels, writer = (static_shape(value) or ())[1], self.writer
-        if channels % _BLOCK == 0:
+        if channels % BLOCK == 0:
             name = writer.fresh(f"{result.name}/AveragePool")
             made = ir.node("AveragePool", [value], {"kernel_shape": [1, 1]}, outputs=[result], name=name)
         else:

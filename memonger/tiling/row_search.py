@@ -22,7 +22,7 @@ from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
 from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
-from memonger.ir.marks import before_chunks, chunk_of
+from memonger.ir.marks import OVERLAP, before_chunks, chunk_of
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS
@@ -384,8 +384,10 @@ class RowSearch:
             seconds += work.more_seconds(cores, working_set, lines + peak, count)
             seconds += HIDDEN * (work.hidden_seconds(cores, lines + peak) - work.hidden_seconds(cores, working_set))
         for node, copy in own.tiles:
-            idle = _idle_share(node, copy.made[1] - copy.made[0], cores)
-            seconds += idle * self.job.works[str(node.name)].product_seconds(cores)
+            more = _idle_share(node, copy.made[1] - copy.made[0], cores)
+            if OVERLAP in node.metadata_props:
+                more += max(0.0, count * (copy.rows[1] - copy.rows[0]) / nodes[node].height - 1)
+            seconds += more * self.job.works[str(node.name)].product_seconds(cores)
         return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
 
     def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:

@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from memonger.ir.marks import STRIP, WINDOW
+from memonger.ir.marks import OVERLAP, STRIP, WINDOW
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.plan_file import ROWS
@@ -312,11 +312,15 @@ def row_slices(
 
 
 def runs_again(node: ir.Node, nodes: Mapping[ir.Node, Slicing]) -> bool:
-    """Whether a node moves its rows once more for a slice that reads them again: to keep them takes as much."""
+    """Whether a node gives its rows once more for a slice that reads them again: to keep them takes as much.
+
+    So does one that moves rows for one other, and what is marked, where only nodes of the band read it.
+    """
     value = node.outputs[0]
-    if node.op_type != "ReorderInput" or value.is_graph_output():
+    is_moved = node.op_type == "ReorderInput" and len(value.uses()) == 1
+    if not (is_moved or OVERLAP in node.metadata_props) or value.is_graph_output():
         return False
-    return len(value.uses()) == 1 and value.consumers()[0] in nodes
+    return all(user in nodes for user in value.consumers())
 
 
 def slice_rows(nodes: Mapping[ir.Node, Slicing], count: int, cores: int) -> int:

@@ -26,7 +26,7 @@ def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger
     """MobileNet-v2 at batch 32, with these for measured ratios."""
     given: Iterator[float | None] = iter(ratios)
     monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: next(given))
-    model = models.build("mobilenet_v2", batch=32, image=64)
+    model = models.build("mobilenet_v2", batch=32, image=96)
     return memonger.search_plan(model, device="cpu", mode="inference")
 
 
