@@ -20,7 +20,7 @@ from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
-from memonger.graph.weight_window import resident_bytes, weight_reads, what_is_wrong
+from memonger.graph.weight_window import bytes_read, resident_bytes, weight_reads, what_is_wrong
 from memonger.ir import training_roles
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.save import as_proto, check_not_its_weights
@@ -238,7 +238,7 @@ class Plan(BasePlan, Header):
     def read_bytes(self) -> int:
         """Bytes of weights that a run reads from the plan's file, through its `window`; 0 without one."""
         named = set() if self.window is None else set(self.window.weights)
-        return sum(read.resident for read in weight_reads(self.model) if read.name in named) if named else 0
+        return sum(bytes_read(read) for read in weight_reads(self.model) if read.name in named) if named else 0
 
     @property
     def input_bytes(self) -> int:

@@ -8,8 +8,9 @@ good, and what is left passes through a window that is read ahead of the steps, 
 (`memonger.runtime.weight_reader`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Annotated, NamedTuple
 
 import onnx_ir as ir
@@ -41,16 +42,16 @@ class WeightWindow:
 
 
 class Read(NamedTuple):
-    """A weight that may stay in the file: the first and the last step that reads it, and its bytes.
+    """A weight that may stay in the file: from which step to which it is read, and its bytes.
 
-    ``nbytes`` are those of the initializer, ``resident`` the bytes of pages that are in memory from the first of these
-    steps to the last. What is ``packed`` is read as the file's packed copy, by products; ``whole`` is False of a table
-    of which steps look up rows, and None where all that read it are products.
+    Between two of its ``ranges`` steps read other weights that may stay there: it is dropped, and read again, as where
+    nodes run slice after slice. ``nbytes`` are the bytes of the initializer, ``resident`` those of its pages. What is
+    ``packed`` is read as the file's packed copy, by products; ``whole`` is False of a table of which steps look up
+    rows, and None where all that read it are products.
     """
 
     name: str
-    first: int
-    last: int
+    ranges: tuple[tuple[int, int], ...]
     nbytes: int
     resident: int
     packed: bool
@@ -64,7 +65,7 @@ def weight_reads(model: ir.Model) -> list[Read]:
     and outputs, and small ones.
     """
     steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
-    found = []
+    found = list[tuple[Read, list[int]]]()
     for value in model.graph.initializers.values():
         tensor, uses = value.const_value, value.uses()
         if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not uses or value in inside:
@@ -81,9 +82,21 @@ def weight_reads(model: ir.Model) -> list[Read]:
         if readers:
             looked_up = sum(one for one in rows if one is not None)
             resident += _pages(tensor.nbytes) if whole else min(_pages(tensor.nbytes), looked_up)
-        at = sorted(steps[node] for node, _ in uses)
-        found.append(Read(str(value.name), at[0], at[-1], tensor.nbytes, resident, bool(sizes), whole))
-    return sorted(found, key=lambda read: (read.first, read.last, read.name))
+        read = Read(str(value.name), (), tensor.nbytes, resident, bool(sizes), whole)
+        found.append((read, sorted({steps[node] for node, _ in uses})))
+    place = {step: number for number, step in enumerate(sorted({step for _, at in found for step in at}))}
+    reads = []
+    for read, at in found:
+        breaks = [n for n in range(1, len(at)) if place[at[n]] > place[at[n - 1]] + 1]
+        pieces = [at[begin:end] for begin, end in pairwise([0, *breaks, len(at)])]
+        reads.append(read._replace(ranges=tuple((piece[0], piece[-1]) for piece in pieces)))
+    return sorted(reads, key=lambda read: (read.ranges, read.name))
+
+
+def in_order(reads: Iterable[Read]) -> list[tuple[int, int, Read]]:
+    """Every time that a weight is read: the first step, the last one, and the weight; in the order of the steps."""
+    times = ((first, last, read) for read in reads for first, last in read.ranges)
+    return sorted(times, key=lambda time: (time[0], time[1], time[2].name))
 
 
 def _pages(size: int) -> int:
@@ -108,10 +121,11 @@ def largest_at_once(reads: Sequence[Read]) -> int:
 
     That also holds what a step has read and the next one has, where it is seen late that the step is over.
     """
-    changes: dict[int, int] = {}
-    for before, read in zip((reads[0], *reads), reads, strict=False):
-        changes[before.first] = changes.get(before.first, 0) + read.resident
-        changes[read.last + 1] = changes.get(read.last + 1, 0) - read.resident
+    changes, begin = dict[int, int](), 0
+    for first, last, read in in_order(reads):
+        changes[begin] = changes.get(begin, 0) + read.resident
+        changes[last + 1] = changes.get(last + 1, 0) - read.resident
+        begin = first
     most = now = 0
     for step in sorted(changes):
         now += changes[step]
@@ -123,8 +137,9 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
 
     Of all choices that are tried it is the one that reads the fewest bytes in a run. A choice keeps all weights above
-    some size, as these make the window large, and of the others as many as there is room for, spread evenly over
-    the steps, so that reading doesn't fall behind in one place and wait in another.
+    some size, as these make the window large, and all that are read more often than some number of times; and of the
+    others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in one place
+    and wait in another.
 
     Returns: None where all fit.
 
@@ -135,23 +150,29 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     if whole <= nbytes:
         return None
     best: tuple[int, list[Read]] | None = None
-    for most in sorted({read.resident for read in reads}, reverse=True):
-        smaller = [read for read in reads if read.resident <= most]
+    sizes = sorted({read.resident for read in reads}, reverse=True)
+    for most, often in product(sizes, sorted({len(read.ranges) for read in reads}, reverse=True)):
+        smaller = [read for read in reads if read.resident <= most and len(read.ranges) <= often]
         spare = nbytes - whole + sum(read.nbytes for read in smaller)
         least = largest_at_once(smaller)
         if spare < least:
-            break
+            continue
         # Without some of them others come next to each other: that much the window grows at most
         for room in {spare - least, max(0, spare - least - most)}:
             left = _spread(smaller, room)
-            held = whole - sum(read.nbytes for read in left) + largest_at_once(left) if left else whole
-            read_bytes = sum(read.resident for read in left)
-            if held <= nbytes and (best is None or read_bytes < best[0]):
+            held = whole - sum(read.nbytes for read in left) + largest_at_once(left)
+            read_bytes = sum(bytes_read(read) for read in left)
+            if left and held <= nbytes and (best is None or read_bytes < best[0]):
                 best = read_bytes, left
     if best is None:
         raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
     left = best[1]
     return WeightWindow(largest_at_once(left), tuple(read.name for read in left))
+
+
+def bytes_read(read: Read) -> int:
+    """Bytes of a weight that a run reads from the file."""
+    return read.resident * len(read.ranges)
 
 
 def _spread(reads: Sequence[Read], room: int) -> list[Read]:
@@ -181,5 +202,5 @@ def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
     named = set(window.weights)
     if [read.name for read in reads if read.name in named] != list(window.weights):
         return "the weights of its window aren't in the order in which steps read them"
-    needed = largest_at_once([read for read in reads if read.name in named]) if named else 1
+    needed = largest_at_once([read for read in reads if read.name in named])
     return f"its window of weights has {window.nbytes} bytes where {needed} are read" if needed > window.nbytes else ""

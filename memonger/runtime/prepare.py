@@ -16,7 +16,7 @@ import onnx_ir as ir
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError, SessionError, VerificationError
 from memonger.graph.verify import verify
-from memonger.graph.weight_window import weight_reads
+from memonger.graph.weight_window import in_order, weight_reads
 from memonger.ir.maps import maps_of
 from memonger.ir.operators import facts
 from memonger.ir.packed import all_packed, packed_of
@@ -86,6 +86,7 @@ def prepare(
         check_as_written(plan, device)
     found: dict[int, PreparedPlan] = {}
     groups: list[Iterable[SessionGroup]] = []
+    mapped = dict(enumerate(plans))  # whose weights the session of each has
     for index, plan in enumerate(plans):
         if plan.ranges:
             ranged = RangedProgram(plan)
@@ -102,6 +103,7 @@ def prepare(
         for index, program in zip(members, programs, strict=True):
             found[index] = PreparedPlan(program, (whole(program),), plans[index].batch)
         groups.append(_shared(plans[members[0]], members, programs, varying, lending))
+        mapped |= dict.fromkeys(members, plans[members[0]])
     batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]
     said = [f"batch{'es' if len(batches) > 1 else ''} {', '.join(batches)}"] if batches else []
     prepared = Prepared(
@@ -109,7 +111,7 @@ def prepare(
         device=device,
         threads=first.threads,
         sizes=(*said, *(described(one.ranges) for one in plans if one.ranges)),
-        plans=tuple(replace(found[index], reads=reads_of(plans[index])) for index in range(len(plans))),
+        plans=tuple(replace(found[index], reads=reads_of(plan, mapped[index])) for index, plan in enumerate(plans)),
         room=room_of(plans),
         cuda=plans[0].stamp.cuda if plans[0].stamp is not None else None,
         limit=limit_of(plans),
@@ -120,25 +122,29 @@ def prepare(
     return prepared, chain.from_iterable(groups)
 
 
-def reads_of(plan: Plan) -> ReadSchedule | None:
+def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
     """How the weights of a plan are read that stay in its file; None where all are in memory.
+
+    Args:
+        plan: The plan.
+        mapped: The one whose file its session has: itself, or another that differs in shapes.
 
     Raises:
         SessionError: the plan isn't in a file.
     """
     if plan.window is None:
         return None
-    if plan.weight_digests is None:
+    if mapped.weight_digests is None:
         raise SessionError(
             f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
-    named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), plan.weight_digests
-    copies = {digests.get(str(tensor.name)): packed_of(tensor) for tensor, _ in all_packed(plan.model)}
-    for read in weight_reads(plan.model):
-        tensor = plan.model.graph.initializers[read.name].const_value
+    named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), mapped.weight_digests
+    copies = {digests.get(str(tensor.name)): packed_of(tensor) for tensor, _ in all_packed(mapped.model)}
+    for first, last, read in in_order(weight_reads(plan.model)):
         if read.name not in named:
             continue
+        tensor = mapped.model.graph.initializers[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
         file, packed = files.setdefault(os.path.realpath(tensor.path), len(files)), packed_of(tensor)
@@ -147,7 +153,7 @@ def reads_of(plan: Plan) -> ReadSchedule | None:
         spans = [FileSpan(file, one.offset, one.length, ahead=True) for one in packed]
         if not packed or read.whole is not None:
             spans.append(FileSpan(file, tensor.offset or 0, tensor.nbytes, ahead=read.whole is not False))
-        reads.append(WeightRead(read.first, read.last, tuple(spans), read.resident))
+        reads.append(WeightRead(first, last, tuple(spans), read.resident))
     return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads))
 
 

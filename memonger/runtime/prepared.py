@@ -310,7 +310,7 @@ class FileSpan:
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:
-    """A weight that stays in the file.
+    """A time that steps read a weight that stays in the file.
 
     Attributes:
         first: The first step that reads it.
@@ -332,7 +332,7 @@ class ReadSchedule:
     Attributes:
         nbytes: The most bytes of them that are to be in memory at once.
         files: The files that they lie in.
-        reads: The weights, in the order in which steps read them.
+        reads: The times that steps read one, in their order.
     """
 
     nbytes: int

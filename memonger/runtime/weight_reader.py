@@ -206,6 +206,7 @@ class _Follower:
         # Of each weight addresses and lengths of whole pages, and the addresses of those that tell whether it is read
         self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
         self._watched: list[list[int]] = [[] for _ in schedule.reads]
+        self._before = [-1] * len(schedule.reads)  # the time before that steps read the same place, or an equal weight
         self._is_there, self._ahead = [False] * len(schedule.reads), 0
         self._is_short = False
 
@@ -235,11 +236,11 @@ class _Follower:
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             for one in maps:
                 _drop(pages.fileno(), one.address, one.length)
-        seen = set[tuple[int, int]]()
+        latest = dict[tuple[int, int], int]()
         for number, read in enumerate(self._schedule.reads):
             for span in read.spans:
-                places, tells = _addresses(maps, span), span.ahead and (span.file, span.begin) not in seen
-                seen.add((span.file, span.begin))  # equal weights are there once: which of them is read, no page tells
+                places, key = _addresses(maps, span), (span.file, span.begin)
+                self._before[number], latest[key] = latest.get(key, self._before[number]), number
                 if not places:
                     path = self._files[span.file].path
                     self.why_not = f"onnxruntime doesn't map {path}, but has weights in memory of its own"
@@ -247,7 +248,7 @@ class _Follower:
                     first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
                     self._pieces[number].append((first, last - first))
                     middle = begin + length // 2
-                    self._watched[number] += [min(begin + _AROUND, middle), middle] if tells else []
+                    self._watched[number] += [min(begin + _AROUND, middle), middle] if span.ahead else []
 
     # By the thread
 
@@ -309,6 +310,9 @@ class _Follower:
         """The last weight that some step has begun to read, ``among`` so many that come next."""
         newest = begun
         for number in range(begun + 1, min(begun + 1 + among, len(self._watched))):
+            before = self._before[number]
+            if before >= 0 and (before > begun or self._is_there[before]):
+                continue  # pages that are there may be those of the time before
             for address in self._watched[number]:
                 if os.pread(pages, 8, address // _PAGE * 8)[7] >> 7:
                     newest = number

@@ -11,16 +11,16 @@ from tests.support.stock import normal
 
 
 def _read(name: str, first: int, last: int, nbytes: int) -> Read:
-    return Read(name, first, last, nbytes, nbytes, False, True)
+    return Read(name, ((first, last),), nbytes, nbytes, False, True)
 
 
 def _most_at_once(reads: list[Read]) -> int:
     """The same as `largest_at_once`, step by step: each is there from where the one before it is first read."""
-    begins = [reads[max(0, number - 1)].first for number in range(len(reads))]
-    steps = range(max(read.last for read in reads) + 1)
+    times = sorted((*piece, read.name, read.resident) for read in reads for piece in read.ranges)
+    begins = [0, *(first for first, *_ in times[:-1])]
     return max(
-        sum(read.resident for begin, read in zip(begins, reads, strict=True) if begin <= step <= read.last)
-        for step in steps
+        sum(size for begin, (_, last, _, size) in zip(begins, times, strict=True) if begin <= step <= last)
+        for step in range(max(last for _, last, *_ in times) + 1)
     )
 
 
@@ -34,6 +34,8 @@ def test_kept_weights_and_the_window_take_no_more_than_they_may(seed: int) -> No
         _read(f"w{n}", int(first), int(first + span), int(size))
         for n, (first, span, size) in enumerate(zip(firsts, spans, random.integers(1, 50, count) * 4096, strict=True))
     ]
+    if seed % 3 == 0:  # some are read again later
+        reads = [r._replace(ranges=(*r.ranges, (50 + n, 50 + n))[: 1 + n % 2]) for n, r in enumerate(reads)]
     whole, least = sum(read.nbytes for read in reads), largest_at_once(reads)
     assert least == _most_at_once(reads)
     assert choose_window(reads, whole) is None
@@ -83,8 +85,20 @@ def test_weights_that_may_stay_are_found_with_the_steps_that_read_them() -> None
     loaded.graph[0].outputs[0].dtype = ir.DataType.FLOAT
     found = {read.name: read for read in weight_reads(loaded)}
     assert list(found) == ["table", "w", "twice", "apart"]
-    assert (found["twice"].first, found["twice"].last) == (2, 4)
+    assert found["twice"].ranges == ((2, 4),)
     assert found["w"].packed
     assert found["w"].resident == 256 * 256 * 4  # columns in panels of 16
     assert found["table"].whole is False
     assert found["table"].resident == min(4000 * 1024, 80 * 2 * 65536)
+
+
+def test_what_is_read_in_slices_is_read_again_for_each() -> None:
+    nodes, weights = [], {"w0": normal(0, 300, 300), "w1": normal(1, 300, 300)}
+    for slice_ in range(2):
+        for layer in range(2):
+            ends = [f"v{slice_}{layer}", f"w{layer}"], [f"v{slice_}{layer + 1}"]
+            nodes.append(helper.make_node("MatMul", *ends, name=f"n{slice_}{layer}"))
+    shapes = {"v00": [4, 300], "v10": [4, 300]}, {"v02": [4, 300], "v12": [4, 300]}
+    reads = weight_reads(ir.serde.deserialize_model(model_of(nodes, *shapes, **weights)))
+    assert [read.ranges for read in reads] == [((0, 0), (2, 2)), ((1, 1), (3, 3))]
+    assert largest_at_once(reads) == 2 * reads[0].resident

@@ -74,7 +74,7 @@ def own(planned: Path, tmp_path: Path) -> Path:
 
 def _resident(planned: Path) -> int:
     """Bytes of a plan's weights that are in this process's memory, by ``/proc/self/smaps``."""
-    (data,) = planned.parent.glob("*.data")
+    (data,) = planned.parent.glob(f"{planned.name}.*.data")
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -320,3 +320,36 @@ def test_a_step_that_reads_no_page_that_is_looked_at_stops_nothing(
             if (0, False) in seen:
                 return
         raise AssertionError("weight 0 was never dropped during a run")
+
+
+def test_plans_for_several_batches_share_a_session(tmp_path: Path) -> None:
+    paths = []
+    for batch in (1, 8):
+        plan = memonger.search_plan(_open(), batch=batch, device="cpu", mode="inference", budget=BUDGET)
+        paths.append(tmp_path / f"{batch}.onnx")
+        plan.save(paths[-1])
+    with memonger.Session(paths) as session:
+        assert len(session.engines) == 1
+        for batch in (8, 1):
+            feed = {"v0": normal(batch, batch, WIDTH)}
+            assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
+            assert all(not reader.why_not for reader in session.weight_readers)
+            assert _resident(paths[0]) < 6 * MIB
+
+
+def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
+    """In chunks a weight is read by each slice, and dropped between them."""
+    ranged = memonger.search_plan(_open(), dims={"batch": (1, 200)}, device="cpu", mode="inference", budget=BUDGET)
+    chunked = memonger.search_plan(_open(), batch=512, chunks=4, device="cpu", mode="inference", budget="7MiB")
+    assert chunked.chunks
+    assert chunked.read_bytes == 4 * ranged.read_bytes
+    for number, (plan, batches) in enumerate(((ranged, (7, 200)), (chunked, (512, 512)))):
+        assert plan.window is not None
+        assert plan.total_bytes <= 7 * MIB
+        plan.save(tmp_path / f"{number}.onnx")
+        with memonger.Session(tmp_path / f"{number}.onnx") as session:
+            for batch in batches:
+                feed = {"v0": normal(batch, batch, WIDTH)}
+                assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
+            assert not session.weight_readers[0].why_not
+            assert _resident(tmp_path / f"{number}.onnx") < MIB
