@@ -3,8 +3,10 @@
 Every contestant runs PyTorch's own kernels one by one (no compiler), so that what is compared is which values are kept:
 the step as it is; its own checkpoints (a package's, of a DenseNet ``efficient=True``, else `checkpoint_sequential` or a
 block each); AOTAutograd's ``activation_memory_budget``; `memonger.torch.backend` and `memonger.torch.checkpoint` at 70,
-50 and 30 % of the step as it is, and with the peak that each of the others was measured to have as their budget. Peaks
-count every storage, parameters and gradients included; steps take turns.
+50 and 30 % of the step as it is, and with the peak that each of the others was measured to have as their budget; and
+`checkpoint` where each gradient is freed as soon as it is there (``in_backward``), as an optimizer does that steps in
+the backward pass. Peaks count every storage, parameters and gradients included; steps take turns. Where a budget can't
+be held, ``none below`` is a bound: no order of the step's operators, and no repetition of them, takes less.
 
 ``activation_memory_budget`` is given batch normalizations as what they compute and what they write apart: else its
 partition saves running statistics to compute them again, which the forward pass has changed by then, and the backward
@@ -25,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._functorch.config as functorch
@@ -45,6 +47,7 @@ SHARES = (0.7, 0.5, 0.3)
 ACTIVATION_BUDGETS = (0.5, 0.1)
 TURNS, SEED = 3, 3
 OWN, BACKEND, EAGER = "its own checkpoints", "memonger", "memonger, eager"
+FREED = "memonger, eager, gradients freed"
 TABLE = Table(
     "network<15", "step<40", "budget>9.1f", "planned>9.1f", "measured>9.1f", "time>6.2f", "error>9.1e", "seconds>8.1f"
 )
@@ -95,9 +98,20 @@ class Contest:
         row = NETWORKS[name]
         torch.manual_seed(SEED)
         self.network = row.build().train()
+        self._keeps: dict[nn.Parameter, torch.Tensor] | None = None
         self.inputs = inputs_of(row)
         self.first = {key: value.clone() for key, value in self.network.state_dict().items()}
         self.expected = self.gradients(Loss(self.network, self.network))
+
+    def free_in_backward(self) -> None:
+        """Gradients go as soon as they are there, as where an optimizer applies them in the backward pass."""
+        for parameter in self.network.parameters():
+            parameter.register_post_accumulate_grad_hook(self._free)
+
+    def _free(self, parameter: torch.Tensor) -> None:
+        if self._keeps is not None:
+            self._keeps[parameter] = cast(torch.Tensor, parameter.grad)
+        parameter.grad = None
 
     def once(self, run: Callable[..., torch.Tensor]) -> float:
         """Seconds of a step from the same weights and random numbers."""
@@ -110,8 +124,11 @@ class Contest:
 
     def gradients(self, run: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         self.network.load_state_dict(self.first)
+        self._keeps = {}
         self.once(run)
-        return [one.grad.clone() for one in self.network.parameters() if one.grad is not None]
+        kept, self._keeps = self._keeps, None
+        found = [kept.get(one, one.grad) for one in self.network.parameters()]
+        return [one.clone() for one in found if one is not None]
 
     def error(self, run: Callable[..., torch.Tensor]) -> float:
         """The largest difference of gradients from those of the step as it is, over the largest of these."""
@@ -153,7 +170,7 @@ class Rows:
             row["error"] = contest.error(run)  # the first run of what is compiled compiles it
             row["measured"] = contest.peak(run, modes)
         except BudgetError as error:
-            row["smallest"] = error.smallest
+            row |= {"smallest": error.smallest, "bound": error.lower_bound}
             return 0
         except (RuntimeError, ValueError) as error:
             inner = getattr(error, "inner_exception", error)
@@ -165,12 +182,14 @@ class Rows:
         print(f"  {label}: {row['measured'] / MiB:.1f} MiB, error {row['error']:.1e}", file=sys.stderr, flush=True)
         return int(row["measured"])
 
-    def add_eager(self, label: str, asked: int) -> None:
+    def add_eager(self, label: str, asked: int, in_backward: bool = False) -> None:
         """`memonger.torch.checkpoint`."""
         contest = Contest(self.name)
         module = WithLoss(contest.network)
+        if in_backward:
+            contest.free_in_backward()
         try:
-            memonger.torch.checkpoint(module, contest.inputs, asked)
+            memonger.torch.checkpoint(module, contest.inputs, asked, in_backward=in_backward)
         except BudgetError as error:
             self.rows.append({"step": label, "budget": asked, "smallest": error.smallest})
         except PlanError as error:
@@ -217,6 +236,8 @@ def measured(name: str) -> list[dict[str, Any]]:
             rows.add(f"{BACKEND}, {label}", contest, compiled, modes, most, lambda made=backend: made.plans[-1])
     for label, most in asked.items():
         rows.add_eager(f"{EAGER}, {label}", most)
+    for share in SHARES:
+        rows.add_eager(f"{FREED}, {share:.0%}", int(whole * share), in_backward=True)
     rows.take_turns()
     return rows.rows
 
@@ -228,12 +249,25 @@ def shown(name: str, row: dict[str, Any], once: float) -> str:
     if "fails" in row:
         return f"{begin}  fails: {row['fails']}"
     if "smallest" in row:
-        return f"{begin}  can't be held: {row['smallest'] / MiB:.1f} can"
+        bound = f", none below {row['bound'] / MiB:.1f}" if "bound" in row else ""
+        return f"{begin}  can't be held: {row['smallest'] / MiB:.1f} can{bound}"
     planned = row["planned"] / MiB if "planned" in row else None
     return TABLE.row(
         name, row["step"], None if asked is None else asked / MiB, planned, row["measured"] / MiB,
         row["seconds"] / once, row["error"] or "none", row.get("planning"),
     )  # fmt: skip
+
+
+def held(who: str, networks: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
+    """How many networks hold each share of the step, and of how many others no schedule can."""
+    for share in SHARES:
+        rows = [row for of_one in networks for row in of_one if row["step"] == f"{who}, {share:.0%}"]
+        if not rows:
+            continue
+        holds = sum("seconds" in row for row in rows)
+        beyond = sum(row.get("bound", 0) > row["budget"] for row in rows)
+        limit = f"; of {beyond} the bound is above it" if beyond else ""
+        yield f"{who}: {share:.0%} is held by {holds} of {len(rows)} networks{limit}"
 
 
 def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
@@ -256,6 +290,9 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
                 ratios.setdefault(f"{who}'s time ÷ that of {other}", []).append(
                     row["seconds"] / of_label[other]["seconds"]
                 )
+    yield ""
+    for who in (BACKEND, EAGER, FREED):
+        yield from held(who, [record.rows[name]["rows"] for name in names if name in record.rows])
     yield ""
     for words, found in ratios.items():
         yield f"{words} within its peak: {geometric_mean(found):.2f} over {len(found)} networks"
