@@ -147,17 +147,19 @@ def _choose_component(task: Instance, state: PlacementState, depth: int) -> None
 
 def _smallest_component(task: Instance, state: PlacementState, depth: int, low: int, high: int) -> bool:
     """Find the component with the fewest buffers between two steps; returns whether there is one."""
+    by_start, start, stop, offset = task.by_start, task.start, task.stop, state.offset
     fewest, count, begin, end = _FAR, 0, -1, -1
     for index in range(task.first_at[low], task.first_at[high]):
-        rank = task.by_start[index]
-        if state.offset[rank] >= 0:
+        rank = by_start[index]
+        if offset[rank] >= 0:
             continue
-        if task.start[rank] >= end:
+        if start[rank] >= end:
             if 0 < count < fewest:
                 fewest, state.begin[depth], state.end[depth] = count, begin, end
-            count, begin = 0, task.start[rank]
+            count, begin = 0, start[rank]
         count += 1
-        end = max(end, task.stop[rank])
+        if stop[rank] > end:
+            end = stop[rank]
     if 0 < count < fewest:
         state.begin[depth], state.end[depth] = begin, end
     state.spent[1] += task.first_at[high] - task.first_at[low]
@@ -170,14 +172,16 @@ def _next_rank(task: Instance, state: PlacementState, depth: int) -> int:
     None is placed so high that another would fit below it.
     """
     tried, tried_at = state.tried[depth], state.tried_at[depth]
+    by_start, size, offset, release = task.by_start, task.size, state.offset, state.release
     ceiling, lowest, best = _FAR, _FAR, -1
     first, last = task.first_at[state.begin[depth]], task.first_at[state.end[depth]]
     for index in range(first, last):
-        rank = task.by_start[index]
-        if state.offset[rank] >= 0:
+        rank = by_start[index]
+        if offset[rank] >= 0:
             continue
-        at = state.release[rank]
-        ceiling = min(ceiling, at + task.size[rank])
+        at = release[rank]
+        if at + size[rank] < ceiling:
+            ceiling = at + size[rank]
         if (at > tried_at or (at == tried_at and rank > tried)) and (at < lowest or (at == lowest and rank < best)):
             lowest, best = at, rank
     state.spent[1] += last - first
@@ -213,52 +217,68 @@ def _undo(state: PlacementState, depth: int) -> None:
 def _bounded(task: Instance, state: PlacementState, depth: int, rank: int) -> bool:
     """Whether the bounds of all steps of the component are within the capacity, after a rank was placed."""
     begin, end, at = state.begin[depth], state.end[depth], state.tried_at[depth]
+    by_start, start, stop, top = task.by_start, task.start, task.stop, task.top
+    offset, release, leasts, height_of = state.offset, state.release, state.least, state.height
     for index in range(task.first_at[begin], task.first_at[end]):
-        other = task.by_start[index]
-        if state.offset[other] >= 0:
+        other = by_start[index]
+        if offset[other] >= 0:
             continue
-        least = state.release[other]
+        least = release[other]
         if least < at or (least == at and other < rank):
             least = _raised(task, state, other, at)
             if least > task.limit[other]:
                 return False
-        state.least[other] = least
+        leasts[other] = least
     _sort_by_least(state)
     for step in range(begin, end):
-        state.height[step] = 0
+        height_of[step] = 0
+    turns = 0
     for other in state.by_least:
-        if state.offset[other] >= 0 or task.start[other] < begin or task.start[other] >= end:
+        if offset[other] >= 0 or not begin <= start[other] < end:
             continue
-        least, size = state.least[other], task.size[other]
-        state.spent[1] += task.stop[other] - task.start[other]
-        for step in range(task.start[other], task.stop[other]):
-            height = max(state.height[step], least) + size
-            state.height[step] = height
-            if height > task.top:
+        first, last, least, size = start[other], stop[other], leasts[other], task.size[other]
+        turns += last - first
+        for step in range(first, last):
+            height = height_of[step]
+            height = (height if height > least else least) + size
+            height_of[step] = height
+            if height > top:
+                state.spent[1] += turns
                 state.failures[step] += 1
                 return False
+    state.spent[1] += turns
     return True
 
 
 def _sort_by_least(state: PlacementState) -> None:
     """Sort all ranks by insertion, which takes few moves since little has changed."""
     by_least, least = state.by_least, state.least
+    before, turns = least[by_least[0]], 0
     for index in range(1, len(by_least)):
-        rank, slot = by_least[index], index
-        while slot and least[by_least[slot - 1]] > least[rank]:
+        rank = by_least[index]
+        own = least[rank]
+        if own >= before:
+            before = own
+            continue
+        slot = index
+        while slot and least[by_least[slot - 1]] > own:
             by_least[slot] = by_least[slot - 1]
             slot -= 1
         by_least[slot] = rank
-        state.spent[1] += index - slot
+        turns += index - slot
+    state.spent[1] += turns
 
 
 def _raised(task: Instance, state: PlacementState, rank: int, at: int) -> int:
     """The least offset of a rank whose turn has passed: the lowest end of one that may still raise it."""
+    overlaps, size, offset, release = task.overlaps, task.size, state.offset, state.release
     lowest = _FAR
     for index in range(task.overlap_at[rank], task.overlap_at[rank + 1]):
-        other = task.overlaps[index]
-        if state.offset[other] < 0:
-            lowest = min(lowest, max(state.release[other], at) + task.size[other])
+        other = overlaps[index]
+        if offset[other] < 0:
+            end = (release[other] if release[other] > at else at) + size[other]
+            if end < lowest:
+                lowest = end
     state.spent[1] += task.overlap_at[rank + 1] - task.overlap_at[rank]
     return lowest
 
