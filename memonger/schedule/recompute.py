@@ -38,6 +38,9 @@ from memonger.units import format_size
 _BOUND_SHARE = 8
 """A lower bound that is only said may look at so many values for each change of a schedule that the search may try."""
 
+_NEXT_TO_LEAST = 1.01
+"""Without a backward pass little is saved by computing again: where a plan without that takes at most so many times the
+bytes that every plan takes, nothing is looked for."""
 
 Item = TypeVar("Item")
 
@@ -151,7 +154,7 @@ class Budgets:
         if budget not in self._found:
             refused = max((each for each, solution in self._found.items() if solution is None), default=-1)
             if all(self.request.graph.forward):  # then the bound is tight
-                refused = max(refused, self.lower_bound - 1)
+                refused = max(refused, (self.total(self.plain) if self._plain_is_least else self.lower_bound) - 1)
             found = None if budget <= refused else self.search(budget, time_limit, prefix)
             self._found[budget] = None if found is None else self._best_laid_out(found)
         return self._found[budget]
@@ -162,8 +165,11 @@ class Budgets:
         """As `within`, where something has to be recomputed; with ``any_cost`` the first that fits will do."""
         request, begin, fitting = self.request, time.monotonic(), list[Solution]()
         limit = request.time_limit if time_limit is None else time_limit
+        is_smallest, tries = False, 1  # layouts that get all effort beside that of the smallest
 
         def propose(target: int, attempt: int) -> tuple[int, list[Outcome]]:
+            nonlocal is_smallest
+            is_smallest = not target
             if any_cost and fitting:
                 return target, []
             left = None if limit is None else max(0.0, begin + limit - time.monotonic())
@@ -176,8 +182,10 @@ class Budgets:
             return self._search.within(target, time_limit=left, report=report, any_cost=any_cost)
 
         def allocate(outcome: Outcome) -> Allocated[Solution]:
+            nonlocal tries
             solution = self._lay_out(outcome)
-            if self.total(solution) > budget >= self.total(solution) - solution.gap:
+            if self.total(solution) > budget >= self.total(solution) - solution.gap and (is_smallest or tries):
+                tries -= not is_smallest
                 solution = self._best_laid_out(solution)
             fitting.extend([solution] if self.total(solution) <= budget else [])
             return Allocated(self.total(solution), solution.cost, solution)
@@ -203,13 +211,18 @@ class Budgets:
     @cached_property
     def smallest(self) -> Solution:
         """The solution with the smallest total that is found whatever the budget."""
-        if all(self.request.graph.forward) and self.total(self.plain) <= self.lower_bound:
+        if self._plain_is_least:
             return self.plain
         _, (outcome, *_) = self._search.within(
             0, time_limit=self.request.time_limit, report=self._reporting("the smallest budget, ")
         )
         found = self._best_laid_out(self._lay_out(outcome))
         return min(self.plain, found, key=lambda each: (each.total_bytes, each.cost))
+
+    @cached_property
+    def _plain_is_least(self) -> bool:
+        """Whether nothing is looked for that takes less than without recomputation."""
+        return all(self.request.graph.forward) and self.total(self.plain) <= _NEXT_TO_LEAST * self.lower_bound
 
     def _reporting(self, prefix: str) -> ReportProgress | None:
         report = self.request.progress

@@ -170,8 +170,9 @@ class ChunkSearch:
     def within(self, room: float) -> InSlices | None:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
         self._refused, self._refused_rows, self._most, candidate = {}, {}, math.inf, None
+        plain = math.inf if self.options.axis_and_chunks is not None else self.job.plain.total_bytes
         for _ in range(ROUNDS):
-            candidate = self._same_bits(partial(_cheapest, room))
+            candidate = self._same_bits(partial(_cheapest, room, plain))
             if candidate is None or candidate.total <= room or self.options.axis_and_chunks is not None:
                 break
             room -= candidate.total - room  # the workspace was more than estimated
@@ -423,8 +424,8 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
     return min(small, key=lambda one: (one.total, one.with_sessions), default=None)
 
 
-def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
-    """The cheapest candidate that fits, or else the smallest.
+def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> InSlices | None:
+    """The cheapest candidate that fits, or else the smallest, if it takes less than the model as it is.
 
     Those that by estimate don't fit aren't written, nor those that take much longer than one that fits; and if none
     fits those that aren't smaller than the smallest, of equals the fastest first.
@@ -444,10 +445,11 @@ def _cheapest(room: float, candidates: Sequence[Candidates]) -> InSlices | None:
     # The finest has most copies, whose rows at the border may take more than slices save
     few = (one for along in candidates for one in along[:FINEST])
     for candidate in sorted(few, key=lambda one: (one.needed, one.seconds)):
-        if written and candidate.needed >= min(one.total for one in written):
+        if candidate.needed >= min([plain, *(one.total for one in written)]):
             break
         written.append(candidate.written)
-    return min(written, key=lambda one: (one.total, one.extra), default=None)
+    smaller = (one for one in written if one.total < plain)
+    return min(smaller, key=lambda one: (one.total, one.extra), default=None)
 
 
 def _why_not(lowered: Lowered, options: Options, device: Device) -> str:

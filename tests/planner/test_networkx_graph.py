@@ -246,3 +246,18 @@ def test_the_same_graph_gives_the_same_plan_in_another_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == memonger.search_plan(_chain(), budget=700, effort=20_000).to_json()
+
+
+@pytest.mark.parametrize(("size", "smallest"), [(5, 2005), (50, 2000)])
+def test_without_a_backward_pass_less_than_a_hundredth_is_not_looked_for(size: int, smallest: int) -> None:
+    """What the first node writes can be computed again behind the largest step, which saves its bytes there."""
+    graph: nx.DiGraph[Any] = nx.DiGraph()
+    for name, nbytes in (("again", size), ("small", 1), ("large", 1000), ("larger", 1000), ("last", 1)):
+        graph.add_node(name, bytes=nbytes, cost=1.0)
+    graph.add_edges_from(
+        [("again", "small"), ("small", "large"), ("large", "larger"), ("larger", "last"), ("again", "last")]
+    )
+    with pytest.raises(BudgetError) as refused:
+        memonger.search_plan(graph, budget=smallest - 1)
+    assert refused.value.smallest == smallest
+    assert memonger.search_plan(graph, budget=smallest).arena_bytes == smallest
