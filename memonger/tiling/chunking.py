@@ -427,14 +427,14 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
 def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> InSlices | None:
     """The cheapest candidate that fits, or else the smallest, if it takes less than the model as it is.
 
-    Those that by estimate don't fit aren't written, nor those that take much longer than one that fits; and if none
-    fits those that aren't smaller than the smallest, of equals the fastest first.
+    Those that by estimate don't fit aren't written, nor those that save nothing, nor those that take much longer than
+    one that fits; and if none fits those that aren't smaller than the smallest, of equals the fastest first.
     """
     written: list[InSlices] = []
     most = math.inf
     for along in candidates:
         for candidate in reversed(along):
-            if candidate.needed <= UNSURE * room and candidate.seconds <= most:
+            if candidate.needed <= UNSURE * room and candidate.needed < plain and candidate.seconds <= most:
                 written.append(candidate.written)
                 if written[-1].total <= room:
                     most = min(most, SLOWER * max(0.0, written[-1].extra))
