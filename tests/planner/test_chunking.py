@@ -369,9 +369,12 @@ def test_only_candidates_that_may_be_chosen_are_written(room: int, chosen: str, 
         [candidate("fine", 50, 2.0), candidate("coarse", 90, 1.0)],
         [candidate("slow", 30, 9.0), candidate("slower", 80, 8.0)],
     ]
-    picked: Any = chunking._cheapest(room, along)
+    picked: Any = chunking._cheapest(room, 1000, along)
     assert picked.name == chosen
     assert set(made) == written
+    made.clear()
+    assert chunking._cheapest(room, 25, along) is None  # the model takes no more as it is: none saves anything
+    assert not made
 
 
 @pytest.mark.parametrize(
