@@ -82,6 +82,9 @@ FINEST = 3
 NEXT_TO = 1.25
 """Plans count that take up to so much more than the least memory, sessions included: of them the smallest is taken."""
 
+SMALLER = 0.99
+"""Candidates that take more than so much of the memory of one that was written, and no less time, aren't written."""
+
 SLOWER = 1.5
 """Candidates that by estimate take so many times the time of one that fits aren't faster when they are written."""
 
@@ -373,7 +376,8 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
     """Of the candidates next to the least memory with their sessions the one that takes least without them.
 
     The model as it is counts among those; None where none takes much less. Candidates are written in the order of what
-    they take at least, until none can be next to the least.
+    they take at least, until none can be next to the least; and only those that may be smaller than what was written,
+    or faster.
 
     Args:
         plain: Bytes that the model takes as it is.
@@ -386,16 +390,21 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
     def least() -> int:
         return min([whole, *(one.with_sessions for one in written)])
 
+    def counting() -> list[InSlices]:
+        return [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
+
     for candidate in sorted(itertools.chain.from_iterable(candidates), key=lambda one: one.least):
         if candidate.least > NEXT_TO * least():
             break
-        if candidate.seconds <= slowest:
+        is_no_better = any(
+            candidate.needed > SMALLER * one.total and candidate.seconds >= min(0.0, one.extra) for one in counting()
+        )
+        if candidate.seconds <= slowest and not is_no_better:
             written.append(candidate.written)
             most_bytes = NEXT_TO * least()
             slowest = most + SAVED * min([0.0, *(one.extra for one in written if one.with_sessions <= most_bytes)])
             written = [one for one in written if one.extra <= slowest]
-    small = [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
-    return min(small, key=lambda one: (one.total, one.with_sessions), default=None)
+    return min(counting(), key=lambda one: (one.total, one.with_sessions), default=None)
 
 
 def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> InSlices | None:

@@ -239,7 +239,11 @@ class SliceCheck:
         if value.dtype == ir.DataType.BOOL:
             return _aligned(numbers > 0)
         if value.dtype.is_floating_point():
-            return _aligned((numbers * np.float32(_LARGER) if draw % 2 else numbers).astype(kind, copy=False))
+            if draw % 2:
+                numbers = np.multiply(
+                    numbers, np.float32(_LARGER), out=_bytes(numbers.nbytes).view(np.float32).reshape(shape)
+                )
+            return _aligned(numbers.astype(kind, copy=False))
         return _aligned((40 * numbers).astype(np.int8).view(kind))
 
     def _run(
