@@ -24,6 +24,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
 from memonger.loops.branch import can_be_in_branch, in_branch
+from memonger.loops.copies import with_copies
 from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.targets import TARGETS, Weights
 from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
@@ -241,6 +242,13 @@ def shrink(
     if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
         found += _in_rows(search.job)
         found += _overlapping(search.job)
+        seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
+        copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
+        if copied is not None:
+            again = planner.prepare(replace(loaded, ir=copied[0]), options)
+            other = search_of(again.lowered, again.request, options, again.device, batch, planner.solve(again))
+            ways = [*_in_rows(other.job), *_overlapping(other.job)]
+            found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not TARGETS[target].nests:
         found = [each for each in found if not each.is_nested]
     original = load_as_is(source).ir
