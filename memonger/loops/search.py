@@ -26,7 +26,7 @@ from memonger.ir.values import static_shape
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.copies import with_copies
 from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
-from memonger.loops.targets import TARGETS, Weights
+from memonger.loops.targets import RUNTIMES, Weights
 from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
@@ -159,7 +159,7 @@ class Shrunk:
             PlanFileError: it can't be written; with weights inside that are more than a message holds.
             PlanError: the target needs weights elsewhere.
         """
-        if (weights or "beside" if self.target is None else TARGETS[self.target].weights_or(weights)) == "beside":
+        if (weights or "beside" if self.target is None else RUNTIMES[self.target].weights_or(weights)) == "beside":
             save_model(self.model.clone(), Path(path), limit=0)
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
@@ -221,8 +221,8 @@ def shrink(
     ranges = asked.ranges
     if len(ranges) > 1:
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
-    if target is not None and target not in TARGETS:
-        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
+    if target is not None and target not in RUNTIMES:
+        raise PlanError(f"{target!r} is no target: there are {', '.join(RUNTIMES)}.")
     options = Options(device="none", mode="inference", progress=progress)
     loaded = load(source, batch=batch, dims=asked.sizes)
     if KEY in loaded.ir.metadata_props:
@@ -249,10 +249,10 @@ def shrink(
             other = search_of(again.lowered, again.request, options, again.device, batch, planner.solve(again))
             ways = [*_in_rows(other.job), *_overlapping(other.job)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
-    if target is not None and not TARGETS[target].nests:
+    if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
     original = load_as_is(source).ir
-    in_branches = (target is None or TARGETS[target].branches) and can_be_in_branch(original)
+    in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case
     less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
@@ -260,7 +260,7 @@ def shrink(
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
     found = fast
     if in_branches:
-        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, original), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
@@ -276,7 +276,7 @@ def shrink(
             progress("compare")
             others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
             contest = _Contest(
-                Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+                Path(folder), source, original, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
                 forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
@@ -285,8 +285,8 @@ def shrink(
     original_model.embed(made.model, original)
     notes = made.notes
     if target is not None:
-        TARGETS[target].check(made.model)
-        notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
+        RUNTIMES[target].check(made.model)
+        notes += (f"{RUNTIMES[target].name}: {RUNTIMES[target].note}",)
     return replace(made, before=before, notes=notes, target=target)
 
 
@@ -374,9 +374,9 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
     return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))
 
 
-def _in_order(source: Source) -> ir.Model:
+def _in_order(original: ir.Model) -> ir.Model:
     """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
-    model = load_as_is(source).ir
+    model = original.clone()
     model.graph.sort()
     return model
 
@@ -531,7 +531,8 @@ class _Contest:
     Attributes:
         folder: For files that pass between processes.
         source: The model as it was.
-        model: The same, loaded.
+        original: The same, as it is in its file.
+        model: The same, with static shapes.
         max_overhead: See `shrink`.
         allow_rounding: See `shrink`.
         open_size: Name of the dimension that stays open, or nothing.
@@ -542,6 +543,7 @@ class _Contest:
 
     folder: Path
     source: Source
+    original: ir.Model
     model: ir.Model
     max_overhead: float
     allow_rounding: bool
@@ -560,7 +562,7 @@ class _Contest:
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
-            save_model(load_as_is(self.source).ir, path)
+            save_model(self.original.clone(), path)
         last = forecast.left[-1]
         with self._process(path, "before") as before:
             for number in range(1, TRIED + 1):
