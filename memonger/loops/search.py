@@ -260,7 +260,7 @@ def shrink(
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
     found = fast
     if in_branches:
-        as_it_is = _Candidate(whole, 0.0, partial(_in_order, original), ())
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
@@ -276,7 +276,7 @@ def shrink(
             progress("compare")
             others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
             contest = _Contest(
-                Path(folder), source, original, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+                Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
                 forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
@@ -374,9 +374,9 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
     return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))
 
 
-def _in_order(original: ir.Model) -> ir.Model:
+def _in_order(source: Source) -> ir.Model:
     """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
-    model = original.clone()
+    model = load_as_is(source).ir  # no copy of the original: what isn't in order can't be copied
     model.graph.sort()
     return model
 
@@ -531,8 +531,7 @@ class _Contest:
     Attributes:
         folder: For files that pass between processes.
         source: The model as it was.
-        original: The same, as it is in its file.
-        model: The same, with static shapes.
+        model: The same, loaded.
         max_overhead: See `shrink`.
         allow_rounding: See `shrink`.
         open_size: Name of the dimension that stays open, or nothing.
@@ -543,7 +542,6 @@ class _Contest:
 
     folder: Path
     source: Source
-    original: ir.Model
     model: ir.Model
     max_overhead: float
     allow_rounding: bool
@@ -562,7 +560,7 @@ class _Contest:
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
-            save_model(self.original.clone(), path)
+            save_model(load_as_is(self.source).ir, path)
         last = forecast.left[-1]
         with self._process(path, "before") as before:
             for number in range(1, TRIED + 1):
