@@ -246,7 +246,7 @@ def shrink(
         copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
-            other = search_of(again.lowered, again.request, options, again.device, batch, planner.solve(again))
+            other = ChunkSearch(again.lowered, again.request, options, again.device, batch, planner.solve(again))
             ways = [*_in_rows(other.job), *_overlapping(other.job)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not RUNTIMES[target].nests:
