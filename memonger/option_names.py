@@ -20,4 +20,4 @@ Engine = Literal["joblib", "ray"]
 """What makes several plans at a time: processes of this machine, or a cluster; see `memonger.plan_all`."""
 
 LoopTarget = Literal["web", "triton", "openvino", "tensorrt", "mobile"]
-"""The names in `memonger.loops.targets.TARGETS`."""
+"""The names in `memonger.loops.targets.RUNTIMES`."""

@@ -13,7 +13,7 @@ from memonger.errors import PlanError
 from memonger.ir.values import required_inputs
 from memonger.loops.search import Loop, Shrunk
 from memonger.loops.search import shrink as shrunk
-from memonger.loops.targets import TARGETS
+from memonger.loops.targets import RUNTIMES
 from memonger.serving.package import TensorSpec
 from memonger.serving.triton_config import NAMING, plain_config, text_of
 from memonger.units import format_size
@@ -22,7 +22,7 @@ from memonger.units import format_size
 def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Write a model in loops, and print what it takes."""
     if flags["target"] is not None:
-        weights = TARGETS[flags["target"]].weights_or(weights)
+        weights = RUNTIMES[flags["target"]].weights_or(weights)
     if flags["target"] == "triton":
         if output.parent.name != "1" or not output.parent.parent.name:
             raise PlanError(f"Triton looks for a model in NAME/1: -o {output.stem}/1/model.onnx, not -o {output}.")
@@ -47,7 +47,7 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
     console = Screen()
     print_lines(console, [*_footprint(made, bool(flags["allow_rounding"])), _loops(made.loops)])
     beside = "" if weights == "inside" else f", and its weights beside it ({output.name}.*.data)"
-    runs = "Any onnxruntime" if made.target is None else TARGETS[made.target].name
+    runs = "Any onnxruntime" if made.target is None else RUNTIMES[made.target].name
     console.print(f"Wrote {output}{beside}. {runs} runs it.", soft_wrap=True)
 
 

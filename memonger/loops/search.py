@@ -24,8 +24,9 @@ from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
 from memonger.loops.branch import can_be_in_branch, in_branch
+from memonger.loops.copies import with_copies
 from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
-from memonger.loops.targets import TARGETS, Weights
+from memonger.loops.targets import RUNTIMES, Weights
 from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
@@ -158,7 +159,7 @@ class Shrunk:
             PlanFileError: it can't be written; with weights inside that are more than a message holds.
             PlanError: the target needs weights elsewhere.
         """
-        if (weights or "beside" if self.target is None else TARGETS[self.target].weights_or(weights)) == "beside":
+        if (weights or "beside" if self.target is None else RUNTIMES[self.target].weights_or(weights)) == "beside":
             save_model(self.model.clone(), Path(path), limit=0)
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
@@ -220,8 +221,8 @@ def shrink(
     ranges = asked.ranges
     if len(ranges) > 1:
         raise PlanError(f"one dimension may stay open, and {' and '.join(ranges)} are to: give the others one size.")
-    if target is not None and target not in TARGETS:
-        raise PlanError(f"{target!r} is no target: there are {', '.join(TARGETS)}.")
+    if target is not None and target not in RUNTIMES:
+        raise PlanError(f"{target!r} is no target: there are {', '.join(RUNTIMES)}.")
     options = Options(device="none", mode="inference", progress=progress)
     loaded = load(source, batch=batch, dims=asked.sizes)
     if KEY in loaded.ir.metadata_props:
@@ -241,10 +242,17 @@ def shrink(
     if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
         found += _in_rows(search.job)
         found += _overlapping(search.job)
-    if target is not None and not TARGETS[target].nests:
+        seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
+        copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
+        if copied is not None:
+            again = planner.prepare(replace(loaded, ir=copied[0]), options)
+            other = ChunkSearch(again.lowered, again.request, options, again.device, batch, planner.solve(again))
+            ways = [*_in_rows(other.job), *_overlapping(other.job)]
+            found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
+    if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
     original = load_as_is(source).ir
-    in_branches = (target is None or TARGETS[target].branches) and can_be_in_branch(original)
+    in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case
     less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
@@ -277,8 +285,8 @@ def shrink(
     original_model.embed(made.model, original)
     notes = made.notes
     if target is not None:
-        TARGETS[target].check(made.model)
-        notes += (f"{TARGETS[target].name}: {TARGETS[target].note}",)
+        RUNTIMES[target].check(made.model)
+        notes += (f"{RUNTIMES[target].name}: {RUNTIMES[target].note}",)
     return replace(made, before=before, notes=notes, target=target)
 
 
@@ -368,7 +376,7 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
 
 def _in_order(source: Source) -> ir.Model:
     """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
-    model = load_as_is(source).ir
+    model = load_as_is(source).ir  # no copy of the original: what isn't in order can't be copied
     model.graph.sort()
     return model
 

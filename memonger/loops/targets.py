@@ -66,7 +66,7 @@ class LoopRuntime:
                 raise PlanError(f"{self.name} takes no loop in a loop, and '{node.name}' is one.")
 
 
-TARGETS: Mapping[LoopTarget, LoopRuntime] = MappingProxyType({
+RUNTIMES: Mapping[LoopTarget, LoopRuntime] = MappingProxyType({
     "web": LoopRuntime(
         "onnxruntime-web", weights="inside", why="it finds no files of weights that bodies of loops read",
         note="run it with WebAssembly (executionProviders: ['wasm']), as its WebGPU provider has no Scan. Weights of "

@@ -23,7 +23,7 @@ from memonger.ir.save import save_model
 from memonger.ir.values import graphs
 from memonger.loops import search
 from memonger.loops.branch import can_be_in_branch, in_branch
-from memonger.loops.targets import TARGETS
+from memonger.loops.targets import RUNTIMES
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
@@ -241,7 +241,7 @@ def test_a_target_gets_a_form_that_it_takes(target: Any, large: Path) -> None:
     assert len(list(large.parent.glob("small*"))) == (1 if inside else 2)
     bodies = [node for graph in graphs(made.model) for node in graph if node.op_type == "Scan"]
     assert len(bodies) == 1 or target != "openvino"
-    assert any(note.startswith(TARGETS[target].name) for note in made.notes)
+    assert any(note.startswith(RUNTIMES[target].name) for note in made.notes)
     if inside:
         with pytest.raises(PlanError, match=r"needs weights inside \(weights='inside'\): "):
             made.save(large.with_name("other.onnx"), weights="beside")
@@ -250,14 +250,14 @@ def test_a_target_gets_a_form_that_it_takes(target: Any, large: Path) -> None:
 def test_what_a_target_cannot_run_is_refused() -> None:
     loaded, axes = _axes(_network(), 0)
     nested = with_loops(loaded, axes, [_band(axes, (0, 3, 8), (3, len(axes.nodes), 2))])
-    TARGETS["tensorrt"].check(nested)
+    RUNTIMES["tensorrt"].check(nested)
     with pytest.raises(PlanError, match=r"OpenVINO takes no loop in a loop, and '[^']+' is one"):
-        TARGETS["openvino"].check(nested)
+        RUNTIMES["openvino"].check(nested)
     model = parse("g (int8[8, 4] x) => (int8[8, 4] y) { a = Relu (x)  y = Identity (a) }", opset=17)
     loaded, axes = _axes(model, 0)
     whole = with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 8))])
     with pytest.raises(PlanError, match="TensorRT takes no loop over INT8"):
-        TARGETS["tensorrt"].check(whole)
+        RUNTIMES["tensorrt"].check(whole)
 
 
 def test_triton_gets_a_repository(large: Path) -> None:
