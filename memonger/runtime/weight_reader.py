@@ -100,7 +100,7 @@ class WeightReader:
     @contextmanager
     def loading(self) -> Iterator[None]:
         """While sessions are made: what they have read is dropped where it is more than the window."""
-        before = frozenset(_maps(self._files))
+        before = frozenset() if self.why_not else frozenset(_maps(self._files))
         with self._at("load"):
             yield
         if not self.why_not:

@@ -209,6 +209,7 @@ def test_where_nothing_tells_pages_the_plan_runs_and_says_so(
     planned: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_reader, "_why_not", lambda: "this is another system")
+    monkeypatch.setattr(weight_reader, "_maps", None)
     with memonger.Session(planned) as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
         assert session.weight_readers[0].why_not == "this is another system"
