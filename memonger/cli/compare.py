@@ -337,6 +337,8 @@ def _parts(plan: Plan) -> str:
 
 def _prediction(plan: Plan, ours: Measured) -> str:
     measured = "" if ours.peak_bytes is None else f" Measured: {format_size(ours.peak_bytes)}."
+    if measured and plan.window is not None:
+        measured = f"{measured[:-1]}, with what passes through the window of {format_size(plan.window.nbytes)}."
     return f"The plan says {_parts(plan)}.{measured}"
 
 

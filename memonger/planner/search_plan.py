@@ -376,6 +376,11 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
     found = _tried(job, begin, refusals)
     if found is not None:
         return found
+    if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
+        reads = weight_reads(job.lowered.model)
+        bound = min(error.lower_bound for error in refusals)
+        bound += max(read.resident for read in reads) - largest_at_once(reads)
+        refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     refusals.sort(key=lambda error: error.smallest)
     for error in refusals[:-1]:  # in slices weights are read in another order, which may need a larger window
         options = dataclasses.replace(job.options, budget=error.smallest)
@@ -679,6 +684,9 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
             besides["device"] = str(job.device)
         example = call("fit", job.source.name, memory=exactly(error.budget), **besides)
         hint += f" The largest {size} that fits: {example}"
+    weights = parameter_bytes(job.lowered.model, None) if job.mode == "inference" else 0
+    if job.device.facts.is_portable and weights >= max(MAPPED_LIMIT, error.smallest // 2):
+        hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     bound = error.lower_bound
     if may_run_in_chunks(job):
         bound = min(bound, total_lower_bound(job.request, whole=False))

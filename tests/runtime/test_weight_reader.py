@@ -140,8 +140,14 @@ def test_the_smallest_budget_that_is_named_works() -> None:
         memonger.search_plan(_model(), device="cpu", mode="inference", budget="1MiB")
     smallest = refused.value.smallest
     assert smallest < 6 * MIB
+    assert refused.value.lower_bound <= smallest - WIDTH * 512 * 4  # two weights follow each other in this order
     plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=smallest)
     assert plan.total_bytes <= smallest
+
+
+def test_a_portable_plan_is_told_what_would_leave_weights_in_the_file() -> None:
+    with pytest.raises(memonger.BudgetError, match="device='cpu' weights may stay in the plan's file"):
+        memonger.search_plan(_model(), device="none", mode="inference", budget=BUDGET)
 
 
 def test_the_same_plan_again(plan: memonger.Plan) -> None:
