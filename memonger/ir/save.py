@@ -161,6 +161,7 @@ def _write_with_data(
             value.const_value.meta[DIGESTED] = digest
             if value in copies:
                 value.const_value.meta[META] = copies[value]
+        read_in(model, {*kept, *(value.const_value for value in placed if value.const_value is not None)})  # small ones
         finish(model)
         with (folder / path.name).open("wb") as target:
             target.write(ir.serde.serialize_model(model).SerializeToString())

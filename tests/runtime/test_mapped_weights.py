@@ -86,6 +86,23 @@ def test_each_weight_is_read_once_to_be_written(tmp_path: Path, monkeypatch: pyt
     assert memonger.Plan.load(tmp_path / "planned.onnx").weight_digests == plan_file.weight_digests(plan.model)
 
 
+def test_small_weights_from_a_file_of_another_folder_are_written(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    ir.save(
+        ir.serde.deserialize_model(_model()),
+        tmp_path / "source" / "model.onnx",
+        external_data="weights",
+        size_threshold_bytes=0,
+    )
+    model = ir.load(tmp_path / "source" / "model.onnx")
+    assert isinstance(model.graph.initializers["begin"].const_value, ir.ExternalTensor)
+    save.save_model(model, tmp_path / "model.onnx", limit=MIB)
+    (tmp_path / "source" / "weights").unlink()
+    written = onnx.load(tmp_path / "model.onnx").graph.initializer
+    found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in written}
+    assert found["end"] == [WIDTH - 8]
+
+
 def test_packed_weights_lie_in_the_file_and_give_stocks_bits(planned: Path, tmp_path: Path) -> None:
     (data,) = planned.parent.glob("*.data")
     copies = _record(planned)["packed"]
