@@ -83,7 +83,9 @@ class _Unwrapped(ShortenTraceback):
     def of(error: PlanError, frame: FrameType | None) -> "_Unwrapped":
         """The error, also of its own class; what is above the frame isn't in its traceback."""
         kind = type(error)
-        made = Exception.__new__(type(kind.__name__, (_Unwrapped, kind), {"__module__": kind.__module__}), *error.args)
+        made: Any = Exception.__new__(
+            type(kind.__name__, (_Unwrapped, kind), {"__module__": kind.__module__}), *error.args
+        )
         made.__dict__.update(vars(error), text=str(error), first_useful_frame=frame)
         return cast("_Unwrapped", made)
 
@@ -364,7 +366,7 @@ def state_bytes(optimizer: torch.optim.Optimizer | int | None) -> int:
     """
     if optimizer is None:
         return 0
-    if not hasattr(optimizer, "param_groups"):
+    if isinstance(optimizer, int) or not hasattr(optimizer, "param_groups"):
         return whole("optimizer (itself, or the bytes of its state)", optimizer, 0, MOST_BUDGET, PlanError)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:

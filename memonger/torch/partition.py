@@ -259,13 +259,14 @@ class _Rewriter:
         """
         sources = {one: self._at(one, self._latest) for one in node.all_input_nodes}
         args, kwargs = fx.map_arg((node.args, node.kwargs), sources.__getitem__)
+        target: Any = node.target  # an argument of these operators
         if node in self._states:
-            made = self.graph.call_function(run_with_rng_state, (self._states[node], node.target, *args), kwargs)
+            made = self.graph.call_function(run_with_rng_state, (self._states[node], target, *args), kwargs)
             made.meta = dict(node.meta)
             return self._noted(made)
-        both = self.graph.call_function(run_and_save_rng_state, (node.target, *args), kwargs)
+        both = self.graph.call_function(run_and_save_rng_state, (target, *args), kwargs)
         with _tensors(node)[0].fake_mode:  # type: ignore[attr-defined]
-            state = torch.empty(operators.generator_state(*_given_to(node)), dtype=torch.uint8)
+            state = torch.empty(operators.generator_state(*_given_to(node)) or 0, dtype=torch.uint8)
         both.meta = dict(node.meta, val=(state, node.meta["val"]))
         kept, made = (self.graph.call_function(operator.getitem, (self._noted(both), item)) for item in range(2))
         kept.meta, made.meta = {"val": state}, dict(node.meta)

@@ -358,7 +358,7 @@ def recorded(
                 raise PlanError(NO_GRADIENT)
             for one in module.parameters() if in_backward else ():
                 if one.requires_grad:
-                    stack.callback(one.register_post_accumulate_grad_hook(recorder.apply).remove)
+                    stack.callback(one.register_post_accumulate_grad_hook(recorder.apply).remove)  # type: ignore[no-untyped-call]
             torch.autograd.backward(ends, [torch.ones_like(one) for one in ends])
         except PlanError:
             raise
