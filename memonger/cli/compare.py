@@ -128,6 +128,11 @@ def _reading(session: Session) -> Iterator[str]:
                 f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}{rate}, all else "
                 "from the system's cache."
             )
+            if read.most_bytes > read.window_bytes:
+                yield (
+                    f"Steps were faster than what drops weights behind them: {format_size(read.most_bytes)} were in "
+                    f"memory at once, of a window of {format_size(read.window_bytes)}."
+                )
 
 
 def _described(value: Any) -> Any:

@@ -33,7 +33,8 @@ class WeightWindow:
     """Weights that stay in the plan's file.
 
     Attributes:
-        nbytes: The most bytes of their pages that are in memory at any moment, those read ahead included.
+        nbytes: The most bytes of their pages that are in memory at a time, those read ahead included, where steps take
+            longer than the reader's pause between two looks (`memonger.runtime.weight_reader.PAUSE`).
         weights: Their names, in the order in which steps read them.
     """
 

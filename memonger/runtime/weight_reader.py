@@ -62,11 +62,16 @@ class Reading:
         disk_bytes: What of them the reader had the system fetch from the disk; all else was in its cache, or was
             fetched by the steps themselves.
         seconds: What the run took.
+        most_bytes: The most bytes of these weights that steps had read and that weren't dropped yet, at any look. More
+            than the window where steps are faster than the reader looks: it drops what is behind them, and holds none.
+        window_bytes: The window that the plan says.
     """
 
     nbytes: int
     disk_bytes: int
     seconds: float
+    most_bytes: int
+    window_bytes: int
 
 
 class WeightReader:
@@ -87,6 +92,7 @@ class WeightReader:
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
         self._nbytes = sum(span.length for read in schedule.reads for span in read.spans if span.ahead)
+        self._window_bytes = schedule.nbytes
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
@@ -122,7 +128,8 @@ class WeightReader:
             begin, fetched = time.perf_counter(), self._follower.fetched
             with self._at("run"):
                 yield
-            self.last = Reading(self._nbytes, self._follower.fetched - fetched, time.perf_counter() - begin)
+            took, disk = time.perf_counter() - begin, self._follower.fetched - fetched
+            self.last = Reading(self._nbytes, disk, took, self._follower.most, self._window_bytes)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -195,6 +202,7 @@ class _Follower:
     Attributes:
         why_not: Why it doesn't; empty where it does.
         fetched: Bytes that it had the system fetch from the disk.
+        most: The most bytes that were in memory when it looked, in the last run.
     """
 
     def __init__(self, schedule: ReadSchedule, files: list[_DataFile]) -> None:
@@ -202,7 +210,7 @@ class _Follower:
         self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
         self._is_idle.set()
         self._work = ""
-        self.why_not, self.fetched = _why_not(), 0
+        self.why_not, self.fetched, self.most = _why_not(), 0, 0
         # Of each weight addresses and lengths of whole pages, and the addresses of those that tell whether it is read
         self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
         self._watched: list[list[int]] = [[] for _ in schedule.reads]
@@ -286,13 +294,15 @@ class _Follower:
                     _advise(one.address, one.length, _PAGEOUT)
 
     def _while_running(self, pages: int) -> None:
-        reads, begun = self._schedule.reads, -1
+        reads, begun, self.most = self._schedule.reads, -1, 0
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for read in reads for span in read.spans)
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
                 self._is_there[begun + 1 : newest + 1] = [True] * (newest - begun)
+                there = (read.resident for read, is_there in zip(reads, self._is_there, strict=True) if is_there)
+                self.most = max(self.most, sum(there))
                 for number in range(newest):
                     if self._is_there[number] and reads[number].last < reads[newest].first:
                         self._drop(pages, number)
