@@ -79,6 +79,6 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
             said = found.get(str(value.name), {})
             packed = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
             if sorted(int(entry[3]) if entry else 0 for entry in packed) == sorted(packed_sizes(value)):
-                for entry in filter(None, packed):
+                for entry in sorted(filter(None, packed), key=lambda one: one[1]):
                     yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
     process_memory.give_back()
