@@ -98,7 +98,7 @@ class Contest:
         row = NETWORKS[name]
         torch.manual_seed(SEED)
         self.network = row.build().train()
-        self._keeps: dict[nn.Parameter, torch.Tensor] | None = None
+        self._keeps: dict[torch.Tensor, torch.Tensor] | None = None
         self.inputs = inputs_of(row)
         self.first = {key: value.clone() for key, value in self.network.state_dict().items()}
         self.expected = self.gradients(Loss(self.network, self.network))
@@ -106,7 +106,7 @@ class Contest:
     def free_in_backward(self) -> None:
         """Gradients go as soon as they are there, as where an optimizer applies them in the backward pass."""
         for parameter in self.network.parameters():
-            parameter.register_post_accumulate_grad_hook(self._free)
+            parameter.register_post_accumulate_grad_hook(self._free)  # type: ignore[no-untyped-call]
 
     def _free(self, parameter: torch.Tensor) -> None:
         if self._keeps is not None:
