@@ -34,14 +34,14 @@ FACTOR, SPARE = 1.05, 5.0  # what a process may take beside stock's growth; MiB
 WITHIN = 0.03, 3.0  # of the prediction, or MiB
 
 
-def _resident() -> dict[str, float]:
+def resident() -> dict[str, float]:
     """MiB of this process, by what kind of pages they are."""
     fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
     return {key: int(fields[key].split()[0]) / 1024 for key in ("RssAnon", "RssFile", "RssShmem", "VmRSS", "VmHWM")}
 
 
 def _grown(before: dict[str, float]) -> dict[str, float]:
-    now = _resident()
+    now = resident()
     own = sum(now[key] - before[key] for key in ("RssAnon", "RssShmem"))
     file, whole = now["RssFile"] - before["RssFile"], now["VmRSS"] - before["VmRSS"]
     return {"own": own, "file": file, "all": whole, "peak": now["VmHWM"] - before["VmRSS"]}
@@ -61,12 +61,12 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
 
     runtime = 0.0
     if given:
-        feeds, bare = dict(np.load(given, allow_pickle=True)), _resident()
+        feeds, bare = dict(np.load(given, allow_pickle=True)), resident()
         import onnxruntime
 
         runtime = _grown(bare)["own"]
     Path("/proc/self/clear_refs").write_text("5")
-    before, draw, begin = _resident(), np.random.default_rng(0), time.perf_counter()
+    before, draw, begin = resident(), np.random.default_rng(0), time.perf_counter()
 
     def array(shape: Any, is_float: bool) -> Any:
         dims = [dim if isinstance(dim, int) else 1 for dim in shape]
@@ -139,7 +139,7 @@ def plan(source: str, target: str, mode: str, sizes: str = "{}", given: str = ""
         options["inputs"] = dict(np.load(given, allow_pickle=True))
     begin = time.perf_counter()
     memonger.search_plan(source, dims=json.loads(sizes), **options).save(target)
-    seconds, peak, made = time.perf_counter() - begin, _resident()["VmHWM"], memonger.Plan.load(target)
+    seconds, peak, made = time.perf_counter() - begin, resident()["VmHWM"], memonger.Plan.load(target)
     predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
     print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
                       "predicted": predicted / 2**20, "mapped": mapped / 2**20, "seconds": seconds}))  # fmt: skip

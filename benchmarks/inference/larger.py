@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
+from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
 NETWORKS = ("resnet50", "vit_b16", "vit_l16")
-LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
 SHARES = (1.0, 0.6, 0.4, 0.25)
 RUNS = 4  # the first one cold
 SPARE = 80 * MIB
@@ -41,18 +41,11 @@ FLEET = "fleet"
 FLEET_SPARE = 160 * MIB
 """The same of a fleet, whose sessions each have nodes."""
 LONGEST = 300.0  # seconds of a process in a group: what takes longer thrashes
-STATUS = Path("/proc/self/status")
 
 TABLE = Table(
     "network<14", "what<22", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "limit>8.0f",
     "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "bits<9",
 )  # fmt: skip
-
-
-def _memory() -> dict[str, float]:
-    """MiB that are resident in this process now, and were at most."""
-    fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-    return {key: int(fields[key].split()[0]) / 1024 for key in ("VmRSS", "VmHWM")}
 
 
 def child(kind: str, path: str) -> None:
@@ -75,7 +68,7 @@ def child(kind: str, path: str) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     draw, begin = np.random.default_rng(0), time.perf_counter()
-    before = _memory()["VmRSS"]
+    before = resident()["VmRSS"]
     if kind == "fleet":
         import memonger
 
@@ -121,7 +114,7 @@ def child(kind: str, path: str) -> None:
         def run() -> list[Any]:
             return list(stock.run(None, feeds))
 
-    loaded, load_seconds, seconds = _memory(), time.perf_counter() - begin, []
+    loaded, load_seconds, seconds = resident(), time.perf_counter() - begin, []
     forget()
     for _ in range(RUNS):
         begin = time.perf_counter()
@@ -129,7 +122,7 @@ def child(kind: str, path: str) -> None:
         seconds.append(time.perf_counter() - begin)
     digest = hashlib.sha256(b"".join(f"{one.dtype}{one.shape}".encode() + one.tobytes() for one in results)).hexdigest()
     answer = {
-        "peak": _memory()["VmHWM"] - before, "loaded": loaded["VmHWM"] - before, "load": load_seconds,
+        "peak": resident()["VmHWM"] - before, "loaded": loaded["VmHWM"] - before, "load": load_seconds,
         "cold": seconds[0], "warm": statistics.median(seconds[1:]), "digest": digest,
     }  # fmt: skip
     print(json.dumps(answer))
