@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from memonger.graph.schedule import depth_first
 from memonger.ir.operators import facts
 from memonger.ir.values import nbytes, static_shape, subgraphs
 from memonger.tiling.writer import SliceWriter
@@ -42,7 +43,7 @@ def with_copies(
         late = next((b for a, b in itertools.pairwise(steps) if (b - a) * _FAR >= len(nodes)), None)
         if late is None or (nbytes(value) or 0) * _LARGE < whole:
             continue
-        chain = _behind(value)
+        chain = depth_first(nodes, [value])
         more = sum(seconds.get(str(node.name), 0.0) for node in chain if node not in taken)
         is_same = not any(facts(node).random or subgraphs(node) for node in chain)
         if spent + more > most_seconds or not is_same:
@@ -62,14 +63,3 @@ def with_copies(
             user.replace_input_with(index, again[value])
     copy.graph.sort()  # what two images are made of stands where the first of them is read
     return (copy, spent) if taken else None
-
-
-def _behind(value: ir.Value) -> set[ir.Node]:
-    """The nodes that a value depends on."""
-    chain, pending = set[ir.Node](), [value]
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node not in chain:
-            chain.add(node)
-            pending += [v for v in node.inputs if v is not None]
-    return chain
