@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -145,6 +145,41 @@ class WeightReader:
     def close(self) -> None:
         """End the thread, and close the files."""
         self._finalize()
+
+
+@contextmanager
+def dropping(copies: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`).
+
+    Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file. A
+    copy stays mapped from before the first is compared until the session ends.
+
+    Args:
+        copies: Where they lie: of each file their first bytes.
+    """
+    if not copies or _why_not():
+        yield
+        return
+    files, is_over = [_DataFile(path) for path in copies], threading.Event()
+    begins = {(number, begin) for number, each in enumerate(copies.values()) for begin in each}
+    before = frozenset(_maps(files))
+
+    def follow() -> None:
+        with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            while not is_over.wait(_LOADING_PAUSE):
+                for one in _maps(files):
+                    if (one.file, one.offset) in begins and one not in before:
+                        _drop(pages.fileno(), one.address, one.length)
+
+    thread = threading.Thread(target=follow, name="memonger copies", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        for file in files:
+            file.close()
 
 
 def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
