@@ -59,9 +59,8 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
     """
     import numpy as np
 
-    runtime = 0.0
+    runtime, bare = 0.0, resident()
     if given:
-        feeds, bare = dict(np.load(given, allow_pickle=True)), resident()
         import onnxruntime
 
         runtime = _grown(bare)["own"]
@@ -79,16 +78,14 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         loaded, infos, load_seconds = _grown(before), session.get_inputs(), time.perf_counter() - begin
-        if not given:
-            feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
+        feeds = _read(given) if given else {each.name: array(each.shape, "float" in each.type) for each in infos}
         results, seconds = _last(lambda: session.run(None, feeds))
     elif kind == "planned":
         import memonger
 
         planned = memonger.Session(path)
         loaded, inputs, load_seconds = _grown(before), planned._model.programs[0].inputs, time.perf_counter() - begin
-        if not given:
-            feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
+        feeds = _read(given) if given else {i.name: array(i.shape, i.dtype.is_floating_point()) for i in inputs}
         results, seconds = _last(lambda: list(planned.run(feeds).values()))
     else:
         import memonger
@@ -108,11 +105,18 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
 
 
 def _last(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What the last of the runs returns, and its seconds."""
+    """What the last of the runs returns, and its seconds. What one returns is gone before the next."""
     for _ in range(RUNS):
-        begin = time.perf_counter()
+        result, begin = None, time.perf_counter()
         result = run()
     return result, time.perf_counter() - begin
+
+
+def _read(given: str) -> dict[str, Any]:
+    """The arrays of an npz file."""
+    import numpy as np
+
+    return dict(np.load(given, allow_pickle=True))
 
 
 def _bytes(value: Any) -> bytes:

@@ -17,7 +17,8 @@ grew by. A GPT-2 with tied embeddings grew by 12 % more than that, and by 10 % m
 one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB more than sessions of their structures.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -122,8 +123,13 @@ def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
 
 
 def _nodes_in_sessions(model: ir.Model) -> int:
-    """About the nodes of all sessions: chunks of one stage and length share one, and what joins them is in none."""
-    seen, count = set[object](), 0
+    """About the nodes of all sessions."""
+    return sum(1 for _ in _in_sessions(model))
+
+
+def _in_sessions(model: ir.Model) -> Iterator[ir.Node]:
+    """The nodes of all sessions: chunks of one stage and length share one, and what joins them is in none."""
+    seen = set[object]()
     for chunk, group in groupby(model.graph, chunk_of):
         nodes = [node for node in group if WINDOW not in node.metadata_props]
         if chunk is not None:
@@ -131,8 +137,7 @@ def _nodes_in_sessions(model: ir.Model) -> int:
             if key in seen:
                 continue
             seen.add(key)
-        count += len(nodes)
-    return count
+        yield from nodes
 
 
 class Weights(NamedTuple):
@@ -170,6 +175,9 @@ def weights_in_process(
     found = {digests.get(str(tensor.name), "") for tensor, _ in all_packed(model)} - {""}
     tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
     whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
+    packers = Counter[ir.Value | None]()  # kernels that pack it
+    for node in _in_sessions(model) if shares_sessions(model) else model.graph:
+        packers.update(value for index, value in enumerate(node.inputs) if _packs(node, index))
     for value, tensor in tensors.items():
         if value.name in persistent:
             continue
@@ -182,7 +190,7 @@ def weights_in_process(
         if not in_file and digests.get(str(value.name)) in found:
             continue
         if not in_file and (not size or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
-            own += tensor.nbytes
+            own += tensor.nbytes * max(1, packers[value])
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())
             mapped += (tensor.nbytes if not size or read else 0) + size
@@ -193,10 +201,12 @@ def is_packed_at_load(value: ir.Value) -> bool:
     """Whether some kernel packs a weight for itself."""
     if value.const_value is None or len(value.const_value.shape) < 2:
         return False
-    return any(
-        is_packing(node, index) or (index > 0 and operator_name(node) in _PACKED_AT_LOAD - PRODUCTS)
-        for node, index in value.uses()
-    )
+    return any(_packs(node, index) for node, index in value.uses())
+
+
+def _packs(node: ir.Node, index: int) -> bool:
+    """Whether a node's kernel may pack this input, where it is constant."""
+    return is_packing(node, index) or (index > 0 and operator_name(node) in _PACKED_AT_LOAD - PRODUCTS)
 
 
 def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:

@@ -32,12 +32,16 @@ import numpy as np
 from memonger.errors import SessionError
 from memonger.runtime import process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
+from memonger.units import MiB
 
 PAUSE = 1e-3
 """Seconds between two looks at the page table while a plan runs."""
 
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
+
+_AT_ONCE = 4 * MiB
+"""Bytes of files that a session may map more, while it is made, before packed copies are let go."""
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -166,10 +170,14 @@ def dropping(copies: Mapping[str, Sequence[int]]) -> Iterator[None]:
 
     def follow() -> None:
         with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
-            while not is_over.wait(_LOADING_PAUSE):
-                for one in _maps(files):
-                    if (one.file, one.offset) in begins and one not in before:
-                        _drop(pages.fileno(), one.address, one.length)
+            least = _file_bytes()
+            while not is_over.wait(PAUSE):
+                if _file_bytes() - least > _AT_ONCE:
+                    for one in _maps(files):
+                        if (one.file, one.offset) in begins and one not in before:
+                            _drop(pages.fileno(), one.address, one.length)
+                    least = _file_bytes()
+                least = min(least, _file_bytes())
 
     thread = threading.Thread(target=follow, name="memonger copies", daemon=True)
     thread.start()
