@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,30 +152,31 @@ class WeightReader:
 
 
 @contextmanager
-def dropping(copies: Mapping[str, Sequence[int]]) -> Iterator[None]:
+def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
     """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`).
 
     Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file. A
-    copy stays mapped from before the first is compared until the session ends.
+    copy stays mapped from before the first is compared until the session ends, so that its address is no other's.
 
     Args:
-        copies: Where they lie: of each file their first bytes.
+        copies: Where they lie: of each file their first bytes and lengths.
     """
     if not copies or _why_not():
         yield
         return
     files, is_over = [_DataFile(path) for path in copies], threading.Event()
-    begins = {(number, begin) for number, each in enumerate(copies.values()) for begin in each}
-    before = frozenset(_maps(files))
+    spans = [FileSpan(file, *span, ahead=False) for file, each in enumerate(copies.values()) for span in each]
+    others, before = _maps(files), _file_bytes()  # the mappings are of other sessions, which may end meanwhile
 
     def follow() -> None:
         with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
-            least = _file_bytes()
+            least = before
             while not is_over.wait(PAUSE):
                 if _file_bytes() - least > _AT_ONCE:
-                    for one in _maps(files):
-                        if (one.file, one.offset) in begins and one not in before:
-                            _drop(pages.fileno(), one.address, one.length)
+                    maps = _maps(files)
+                    for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
+                        if not any(one.address <= address < one.address + one.length for one in others):
+                            _drop(pages.fileno(), address, length // _PAGE * _PAGE)
                     least = _file_bytes()
                 least = min(least, _file_bytes())
 

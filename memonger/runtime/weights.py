@@ -125,10 +125,10 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         data = _serialized(model, list(given.values()))
         lent = list(inside)
     weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
-    copies = dict[str, list[int]]()
+    copies = dict[str, list[tuple[int, int]]]()
     for tensor, packed in all_packed(model):
         if packed.length >= LARGE_COPY:
-            copies.setdefault(os.path.realpath(tensor.path), []).append(packed.offset)
+            copies.setdefault(os.path.realpath(tensor.path), []).append((packed.offset, packed.length))
     return Message(data, folder, weights, is_shared, copies)
 
 
