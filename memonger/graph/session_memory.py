@@ -18,7 +18,7 @@ one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,10 +26,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from memonger.graph.ranged import idle_nodes
-from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_sizes
 from memonger.ir.save import MAPPED_LIMIT, SMALL
+from memonger.ir.values import static_shape
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
 from memonger.units import KiB, MiB
@@ -123,21 +124,26 @@ def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
 
 
 def _nodes_in_sessions(model: ir.Model) -> int:
-    """About the nodes of all sessions."""
-    return sum(1 for _ in _in_sessions(model))
+    """About the nodes of all sessions: chunks of one stage and length are taken to share one."""
+    return sum(1 for _ in _in_sessions(model, lambda chunk, nodes: (chunk.end - chunk.begin, len(nodes))))
 
 
-def _in_sessions(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes of all sessions: chunks of one stage and length share one, and what joins them is in none."""
+def _in_sessions(model: ir.Model, form: Callable[[Chunk, Sequence[ir.Node]], object]) -> Iterator[ir.Node]:
+    """The nodes of all sessions: chunks of one stage and form share one, and what joins them is in none."""
     seen = set[object]()
     for chunk, group in groupby(model.graph, chunk_of):
         nodes = [node for node in group if WINDOW not in node.metadata_props]
         if chunk is not None:
-            key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(nodes)
+            key = chunk.band, chunk.stage, form(chunk, nodes)
             if key in seen:
                 continue
             seen.add(key)
         yield from nodes
+
+
+def _shapes(chunk: Chunk, nodes: Sequence[ir.Node]) -> object:
+    """What chunks have in common that do share a session: operators and sizes. Those along rows differ at the ends."""
+    return tuple((operator_name(node), tuple(map(static_shape, node.outputs))) for node in nodes)
 
 
 class Weights(NamedTuple):
@@ -176,7 +182,7 @@ def weights_in_process(
     tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
     whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
     packers = Counter[ir.Value | None]()  # kernels that pack it
-    for node in _in_sessions(model) if shares_sessions(model) else model.graph:
+    for node in _in_sessions(model, _shapes) if shares_sessions(model) else model.graph:
         packers.update(value for index, value in enumerate(node.inputs) if _packs(node, index))
     for value, tensor in tensors.items():
         if value.name in persistent:
@@ -214,7 +220,7 @@ def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimR
     steps = model.graph.num_nodes()
     if is_training:
         return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
-    nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
+    nodes = sum(1 for _ in _in_sessions(model, _shapes)) if not ranges and shares_sessions(model) else steps
     nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
     base, each = _WITH_ONNX if ranges else _PROCESS
     base += 0 if ranges else _INNER * (sum(1 for _ in model.graph.all_nodes()) - steps)
