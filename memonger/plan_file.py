@@ -21,7 +21,7 @@ from memonger.graph.weight_window import WeightWindow
 from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.ir.fields import PLAN, plan_in
-from memonger.ir.packed import META, Packed, all_packed, packed_of, packed_sizes
+from memonger.ir.packed import META, Packed, all_packed, packed_buffers, packed_of
 from memonger.ir.save import DIGESTED, MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
@@ -261,7 +261,10 @@ def _to_json(record: Record) -> str:
     content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
     content["window"] = None if record.window is None else dataclasses.asdict(record.window)
     for key in ("packed", "packed_again"):
-        content[key] = {name: dataclasses.asdict(one) for name, one in getattr(record, key).items()}
+        content[key] = {
+            name: {what: given for what, given in dataclasses.asdict(one).items() if what != "parts" or given}
+            for name, one in getattr(record, key).items()
+        }
     optionals = (
         "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window", "weight_digests", "packed",
         "packed_again",
@@ -311,7 +314,7 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     for weight, one in (*record.packed.items(), *record.packed_again.items()):
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
-        if value is None or not isinstance(tensor, ir.ExternalTensor) or one.length not in packed_sizes(value):
+        if value is None or not isinstance(tensor, ir.ExternalTensor) or not _is_read(one, value):
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
         if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
             raise PlanFileError(
@@ -319,6 +322,12 @@ def load(path: Path) -> tuple[ir.Model, Record]:
             )
         tensor.meta[META] = (*packed_of(tensor), one)
     return model, record
+
+
+def _is_read(packed: Packed, value: ir.Value) -> bool:
+    """Whether a packed copy of a weight has as many bytes in each buffer as kernels may read."""
+    parts = packed.parts or (packed.length,)
+    return parts in packed_buffers(value) and sum(parts) == packed.length
 
 
 def check_packed(model: ir.Model, name: str) -> None:
