@@ -8,8 +8,8 @@ share and the system takes back when it must. So nothing can differ in a bit, an
 ever. A weight that is read in two ways, as a frozen one in a training step both as it is and transposed, has two
 copies.
 
-Only such weights are taken of whose packed copies it is known how large they can be, from the weight's shape
-(`memonger.ir.packing`): the file gives them that much, so that what a kernel reads lies in the file, whoever wrote it.
+Only such weights are taken of which the size of a packed copy is known from their shape
+(`memonger.ir.packing`): what a kernel reads then lies in the file, whoever wrote it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,21 +60,16 @@ class Packed:
             begin += length
 
 
-class Buffer(NamedTuple):
-    """A buffer of a packed copy that was just made: where it lies in a file, its bytes, and those that it is given."""
-
-    offset: int
-    length: int
-    size: int
-
-
 class Copy(NamedTuple):
-    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in."""
+    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in.
+
+    Of each of its ``buffers`` that is the first byte in the file, and how many there are.
+    """
 
     weight: ir.Value
     key: str
     file: Path
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[tuple[int, int], ...]
 
 
 def packed_buffers(value: ir.Value) -> tuple[tuple[int, ...], ...]:

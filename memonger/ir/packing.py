@@ -2,7 +2,8 @@
 
 A rule for each kernel, from the input's shape, as of onnxruntime 1.32 (``PrePack`` of the kernels,
 ``MlasGemmPackBSize`` of ``mlas/lib/qgemm.h`` and ``sgemm.cpp``, ``QNBitGemmPackQuantBDataSize`` of
-``sqnbitgemm_kernel_avx_common.h``). Processors differ in how they round: what a rule gives is enough for all of them.
+``sqnbitgemm_kernel_avx_common.h``). Sizes are those of x86. Elsewhere some
+kernels pack otherwise, or into fewer bytes: what has another size than is said here is packed by each session.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +13,11 @@ import onnx_ir as ir
 from memonger.ir.operators import operator_name
 
 _PANEL = 16  # columns of a panel of MLAS: mlasi.h, MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-_DEPTH = 64  # what the rows of an integer product are rounded to at most: the tiles of AMX
-_SUMS = 16  # bytes beside each column of an integer product: its sum, and a scale
-_BLOCKS = (16, 32, 64, 128, 256)
-_SLACK = 128  # bytes by which the parts of a packed product of blocks are aligned
+_DEPTH = 4  # what the rows of an integer product are rounded to
+_SUMS = 4  # bytes beside each column of an integer product: its sum
+_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
+"""Of integers of so many bits which lengths of blocks kernels know."""
+_SLACK = 2 * 63  # bytes by which the parts of a packed product of blocks are aligned
 _INT8 = 4  # the accuracy level at which blocks are multiplied as integers
 _MS = "com.microsoft::"
 
@@ -90,16 +92,17 @@ def _product_of_blocks(node: ir.Node, dtype: ir.DataType, shape: tuple[int, ...]
     bits, width = number(node, "bits", 4), number(node, "block_size", 0)
     zeros = node.inputs[3] if len(node.inputs) > 3 else None
     is_ordered = len(node.inputs) > 4 and node.inputs[4] is not None
-    if dtype != ir.DataType.UINT8 or len(shape) != 3 or width not in _BLOCKS or is_ordered:
+    if dtype != ir.DataType.UINT8 or len(shape) != 3 or width not in _BLOCKS.get(bits, ()) or is_ordered:
         return ()
-    if bits not in ((2, 4, 8) if _is_int8(node) else (4,)) or shape[2] != width * bits // 8:
+    if shape[2] != width * bits // 8 or not (_is_int8(node) or bits == 4):
         return ()
     if zeros is not None and zeros.dtype != ir.DataType.UINT8:
         return ()
     columns, blocks, nbytes = shape
     if not _is_int8(node):
         return (columns * blocks * nbytes,)
-    return (_up(columns, _PANEL) * (blocks * (nbytes + 8) + 8) + _SLACK,)
+    blocks = _up(blocks, 4) if bits == 2 else blocks
+    return (columns * blocks * (nbytes + 4) + _up(columns, _PANEL) * blocks * 4 + _SLACK,)
 
 
 def _heads(node: ir.Node, shape: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -197,11 +197,8 @@ class _FileWriter:
 
     def copy(self, copy: Copy) -> Packed:
         """Write a packed copy, likewise: onnxruntime reads one of those that are equal."""
-        name, sizes = str(copy.weight.name), tuple(buffer.size for buffer in copy.buffers)
-        parts = chain.from_iterable(
-            chain(read_bytes(copy.file, begin, length, name), [bytes(size - length)])
-            for begin, length, size in copy.buffers
-        )
+        name, sizes = str(copy.weight.name), tuple(length for _, length in copy.buffers)
+        parts = chain.from_iterable(read_bytes(copy.file, begin, length, name) for begin, length in copy.buffers)
         begin, digest = self._write_once(parts, sum(sizes))
         return Packed(copy.key, begin, sum(sizes), digest, sizes if len(sizes) > 1 else ())
 

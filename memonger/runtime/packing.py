@@ -1,7 +1,7 @@
 """Packs weights for the file of a plan: by onnxruntime's own kernels, a few nodes at a time."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import onnx
@@ -11,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Buffer, Copy, packed_buffers, packed_of, way_of
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, packed_buffers, packed_of, way_of
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
@@ -40,8 +40,7 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
             continue
         if len(there) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
             for one in there:
-                buffers = tuple(Buffer(begin, length, length) for begin, length in one.buffers())
-                yield Copy(value, one.key, Path(tensor.path), buffers)
+                yield Copy(value, one.key, Path(tensor.path), tuple(one.buffers()))
             continue
         batch.append(value)
         size += tensor.nbytes
@@ -80,28 +79,14 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
         for value in weights:
             said = found.get(str(value.name), {})
             entries = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
-            yield from _with_room(value, folder / _FILE, [(one[1], one[2]) for one in entries if one is not None])
+            copies = [Copy(value, one[1], folder / _FILE, _buffers(one[2])) for one in entries if one is not None]
+            sizes = sorted(tuple(length for _, length in copy.buffers) for copy in copies)
+            if sizes == sorted(packed_buffers(value)):
+                yield from sorted(copies, key=lambda copy: copy.key)
     process_memory.give_back()
 
 
-def _with_room(value: ir.Value, file: Path, entries: Iterable[tuple[str, str]]) -> list[Copy]:
-    """The copies of a weight that onnxruntime wrote, each with as many bytes as it may have; none if one has more."""
-    made = [
-        (key, [(int(begin), int(length)) for begin, length, _ in (one.split(";") for one in text[1:].split("|"))])
-        for key, text in sorted(entries)
-    ]
-    wanted = list(packed_buffers(value))
-    copies = list[Copy]()
-    for key, parts in made:
-        lengths = [length for _, length in parts]
-        fits = [
-            sizes for sizes in wanted
-            if len(sizes) == len(lengths) and all(size >= length for size, length in zip(sizes, lengths, strict=True))
-        ]  # fmt: skip
-        if not fits:
-            return []
-        sizes = min(fits)
-        wanted.remove(sizes)
-        buffers = tuple(Buffer(begin, length, size) for (begin, length), size in zip(parts, sizes, strict=True))
-        copies.append(Copy(value, key, file, buffers))
-    return copies if not wanted else []
+def _buffers(text: str) -> tuple[tuple[int, int], ...]:
+    """Where buffers lie in a file, and their bytes, of ``|offset;length;0`` of each."""
+    entries = (entry.split(";") for entry in text[1:].split("|"))
+    return tuple((int(begin), int(length)) for begin, length, _ in entries)

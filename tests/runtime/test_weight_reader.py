@@ -4,7 +4,7 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from onnx import helper
 import memonger
 from memonger.plan_file import KEY
 from memonger.runtime import weight_reader
-from tests.support.networks import model_of
+from models.decoder import Sizes, decoder
+from tests.support.networks import model_of, stock
 from tests.support.stock import normal, run_stock
 
 MIB = 1 << 20
@@ -362,3 +363,52 @@ def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
                 assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
             assert not session.weight_readers[0].why_not
             assert _resident(tmp_path / f"{number}.onnx") < MIB
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder of int4 products in less than its weights take, whose caches grow."""
+    plan = memonger.search_plan(
+        decoder(SIZES), device="cpu", mode="inference", dims=GROWS, state=SIZES.state, budget="1.8MiB"
+    )
+    assert plan.window is not None
+    assert plan.parameter_bytes > 2.7 * MIB > 1.8 * MIB >= plan.total_bytes
+    path = tmp_path_factory.mktemp("decoding") / "planned.onnx"
+    plan.save(path)
+    return path
+
+
+SIZES = Sizes(layers=4, heads=8, kv_heads=4, head=32, width=256, hidden=768, words=800, longest=64)
+GROWS: dict[str, Any] = {
+    "batch_size": 1, "sequence_length": (1, 4), "past_sequence_length": (0, 28),
+    "total_sequence_length": "past_sequence_length + sequence_length",
+}  # fmt: skip
+
+
+def _said(run: Callable[[Mapping[str, np.ndarray]], np.ndarray]) -> list[bytes]:
+    """The logits of a prompt and of ten words that follow, each the likeliest."""
+    ids, length, found = np.array([[5, 9, 33, 2]]), 0, list[bytes]()
+    for _ in range(10):
+        length += ids.shape[1]
+        logits = run({"input_ids": ids, "attention_mask": np.ones((1, length), np.int64)})
+        found.append(logits.tobytes())
+        ids = logits[:, -1:].argmax(-1)
+    return found
+
+
+def test_a_decoder_says_what_stock_says_with_its_weights_in_the_file(decoding: Path) -> None:
+    other = stock(decoder(SIZES))
+    caches = {name: np.zeros((1, 4, 0, 32), np.float32) for name in SIZES.state}
+
+    def by_stock(given: Mapping[str, np.ndarray]) -> np.ndarray:
+        found = other.run(None, {**given, **caches})
+        named = dict(zip([one.name for one in other.get_outputs()], found, strict=True))
+        caches.update({old: named[new] for old, new in SIZES.state.items()})
+        logits: np.ndarray = named["logits"]
+        return logits
+
+    expected = _said(by_stock)
+    with memonger.Session(decoding) as one, memonger.Session(decoding) as two:  # each with caches of its own
+        for session in (one, two):
+            assert _said(lambda given, session=session: session.run(given)["logits"]) == expected
+            assert not session.weight_readers[0].why_not
