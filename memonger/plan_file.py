@@ -316,7 +316,7 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         tensor = None if value is None else value.const_value
         if tensor is not None and not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(
-                f"{name}: its weight '{weight}' lies in the model, where the plan has it in a file beside: plan it again."
+                f"{name}: its weight '{weight}' lies in the model, where its plan has it in a file: plan it again."
             )
         if value is None or not isinstance(tensor, ir.ExternalTensor) or not _is_read(one, value):
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")

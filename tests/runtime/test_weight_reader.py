@@ -237,7 +237,7 @@ def test_where_nothing_tells_pages_the_plan_runs_and_says_so(
 def test_weights_inside_the_file_cannot_stay_in_it(own: Path) -> None:
     whole = onnx.load(own)
     onnx.save(whole, own)
-    with pytest.raises(memonger.PlanFileError, match="its weight 'w0' is to stay in a file, and lies in none"):
+    with pytest.raises(memonger.PlanFileError, match="weight 'w0' lies in the model, where its plan has it in a file"):
         memonger.Session(own, check_weights=False)
 
 
@@ -254,9 +254,7 @@ def test_a_kernel_that_packs_otherwise_is_named_before_the_file_is_written(
     plan: memonger.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memonger.runtime.packing.packed_buffers", lambda value: ((4,),))
-    with pytest.raises(
-        memonger.PlanFileError, match=r"can't hold weight 'w\d' as its kernel packs it on this processor"
-    ):
+    with pytest.raises(memonger.PlanFileError, match=r"can't hold weight 'w\d' as its kernel packs it on this"):
         plan.save(tmp_path / "planned.onnx")
     assert not list(tmp_path.iterdir())
 
