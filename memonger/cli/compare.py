@@ -34,11 +34,14 @@ from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
+from memonger.words import option
 
 J = TypeVar("J", bound=RunJob)
 
 LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
+SLOW = 0.25
+"""Of a run's time what it may wait for the disk before that is said."""
 
 
 def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> CommandResult:
@@ -60,8 +63,9 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
     if session.weight_readers:
-        last, why_not = session.weight_readers[0].last, session.weight_readers[0].why_not
-        record.update(weights_read=None if last is None else asdict(last), why_no_window=why_not or None)
+        reader = session.weight_readers[0]
+        last = None if reader.last is None else {**asdict(reader.last), "disk_speed": reader.disk_speed}
+        record.update(weights_read=last, why_no_window=reader.why_not or None)
     lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]), *_reading(session))
     return CommandResult(shown_of(plan, outputs), record, lines=lines, saved=outputs)
 
@@ -121,13 +125,20 @@ def _reading(session: Session) -> Iterator[str]:
         if reader.why_not:
             yield f"How much of the weights is in memory isn't held to the plan's window here: {reader.why_not}."
         elif reader.last is not None:
-            read, seconds = reader.last, reader.last.seconds
+            read, speed = reader.last, reader.disk_speed
             disk = f"{format_size(read.disk_bytes)} from the disk" if read.disk_bytes else "nothing from the disk"
-            rate = f", {format_size(round(read.disk_bytes / seconds))} a second" if read.disk_bytes and seconds else ""
+            if speed:
+                alone = format_seconds(read.nbytes / speed)
+                disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
             yield (
-                f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}{rate}, all else "
+                f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}; all else came "
                 "from the system's cache."
             )
+            if read.waited > SLOW * read.seconds:
+                yield (
+                    f"The disk is what the run waits for: {format_seconds(read.waited)} of "
+                    f"{format_seconds(read.seconds)}. A larger {option('budget')} keeps more of the weights in memory."
+                )
             if read.most_bytes > read.window_bytes:
                 yield (
                     f"Steps were faster than what drops weights behind them: {format_size(read.most_bytes)} were in "

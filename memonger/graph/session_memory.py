@@ -28,7 +28,7 @@ import onnx_ir as ir
 from memonger.graph.ranged import idle_nodes
 from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_sizes
+from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_sizes
 from memonger.ir.save import MAPPED_LIMIT, SMALL
 from memonger.ir.values import static_shape
 from memonger.model import kept_state
@@ -153,17 +153,13 @@ class Weights(NamedTuple):
     mapped: int
 
 
-_PACKED_AT_LOAD = frozenset(
+_PACKED_FOR_ITSELF = frozenset(
     [
-        "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
-        "QLinearMatMul",
-        *(f"com.microsoft::{name}" for name in (
-            "Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "MatMulFpQ4",
-            "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearConv",
-        )),
+        "QLinearConv",
+        *(f"com.microsoft::{name}" for name in ("DynamicQuantizeLSTM", "MatMulFpQ4", "QLinearConv", "QMoE")),
     ]
-)  # fmt: skip
-"""Operators whose kernels may pack a constant of two dimensions or more into memory of their own."""
+)
+"""Operators whose kernels may pack a constant of two dimensions or more, and never read a packed one from a file."""
 
 
 def weights_in_process(
@@ -183,7 +179,11 @@ def weights_in_process(
     whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
     packers = Counter[ir.Value | None]()  # kernels that pack it
     for node in _in_sessions(model, _shapes) if shares_sessions(model) else model.graph:
-        packers.update(value for index, value in enumerate(node.inputs) if _packs(node, index))
+        packers.update(
+            value
+            for index, value in enumerate(node.inputs)
+            if is_packing(node, index) or _packs_for_itself(node, index)
+        )
     for value, tensor in tensors.items():
         if value.name in persistent:
             continue
@@ -204,15 +204,19 @@ def weights_in_process(
 
 
 def is_packed_at_load(value: ir.Value) -> bool:
-    """Whether some kernel packs a weight for itself."""
+    """Whether some kernel packs a weight for itself, where the file has no packed copy."""
+    return any(is_packing(node, index) for node, index in value.uses()) or packer_of(value) is not None
+
+
+def packer_of(value: ir.Value) -> ir.Node | None:
+    """A node whose kernel packs a weight for itself whatever the file has; None where there is none."""
     if value.const_value is None or len(value.const_value.shape) < 2:
-        return False
-    return any(_packs(node, index) for node, index in value.uses())
+        return None
+    return next((node for node, index in value.uses() if _packs_for_itself(node, index)), None)
 
 
-def _packs(node: ir.Node, index: int) -> bool:
-    """Whether a node's kernel may pack this input, where it is constant."""
-    return is_packing(node, index) or (index > 0 and operator_name(node) in _PACKED_AT_LOAD - PRODUCTS)
+def _packs_for_itself(node: ir.Node, index: int) -> bool:
+    return index > 0 and operator_name(node) in _PACKED_FOR_ITSELF
 
 
 def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:

@@ -11,18 +11,20 @@ good, and what is left passes through a window that is read ahead of the steps, 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from math import prod
 from typing import Annotated, NamedTuple
 
 import onnx_ir as ir
 
-from memonger.graph.session_memory import is_packed_at_load
+from memonger.graph.session_memory import is_packed_at_load, packer_of
 from memonger.ir.decoding import LARGEST, AtLeast
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes
+from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
 from memonger.ir.tensors import UNSIZED, sizes_of_parts
-from memonger.ir.values import nbytes
-from memonger.units import KiB
+from memonger.ir.values import nbytes, static_shape
+from memonger.units import KiB, format_size
 
 SMALLEST = 64 * KiB
 """Bytes of a weight from which it may stay in the file: as many as the system maps at once around a page."""
@@ -48,7 +50,8 @@ class Read(NamedTuple):
     Between two of its ``ranges`` steps read other weights that may stay there: it is dropped, and read again, as where
     nodes run slice after slice. ``nbytes`` are the bytes of the initializer, ``resident`` those of its pages. What is
     ``packed`` is read as the file's packed copy, by products; ``whole`` is False of a table of which steps look up
-    rows, and None where all that read it are products.
+    rows, or that kernels read when a session is made and never again, and None where all that read it pack it. ``own``
+    are bytes that kernels have of it in memory of the process, wherever it stays.
     """
 
     name: str
@@ -57,13 +60,19 @@ class Read(NamedTuple):
     resident: int
     packed: bool
     whole: bool | None
+    own: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes of it in memory where it is kept: as kernels read it, which may be more than the initializer has."""
+        return self.resident if self.packed or not self.resident else self.nbytes
 
 
 def weight_reads(model: ir.Model) -> list[Read]:
     """The weights that may stay in the file, in the order in which steps read them.
 
-    Left out are weights that a kernel packs into memory of its own when a session is made, those of bodies (Loop, If)
-    and outputs, and small ones.
+    Left out are weights that a kernel packs into memory of its own when a session is made (`why_kept`), those of bodies
+    (Loop, If) and outputs, and small ones.
     """
     steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
     found = list[tuple[Read, list[int]]]()
@@ -74,7 +83,7 @@ def weight_reads(model: ir.Model) -> list[Read]:
         if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node, _ in uses):
             continue
         sizes = packed_sizes(value)
-        if not sizes and is_packed_at_load(value):
+        if packer_of(value) is not None or (not sizes and is_packed_at_load(value)):
             continue
         readers = [(node, index) for node, index in uses if not sizes or not is_packing(node, index)]
         rows = [_rows_bytes(node, index, value) for node, index in readers]
@@ -83,7 +92,8 @@ def weight_reads(model: ir.Model) -> list[Read]:
         if readers:
             looked_up = sum(one for one in rows if one is not None)
             resident += _pages(tensor.nbytes) if whole else min(_pages(tensor.nbytes), looked_up)
-        read = Read(str(value.name), (), tensor.nbytes, resident, bool(sizes), whole)
+        own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in uses) else 0
+        read = Read(str(value.name), (), tensor.nbytes, resident, bool(sizes), whole, own)
         found.append((read, sorted({steps[node] for node, _ in uses})))
     place = {step: number for number, step in enumerate(sorted({step for _, at in found for step in at}))}
     reads = []
@@ -92,6 +102,21 @@ def weight_reads(model: ir.Model) -> list[Read]:
         pieces = [at[begin:end] for begin, end in pairwise([0, *breaks, len(at)])]
         reads.append(read._replace(ranges=tuple((piece[0], piece[-1]) for piece in pieces)))
     return sorted(reads, key=lambda read: (read.ranges, read.name))
+
+
+def why_kept(model: ir.Model) -> str:
+    """A sentence on weights that can't stay in the file, as kernels pack them for themselves; empty where none do."""
+    packers = {value: packer_of(value) for value in model.graph.initializers.values()}
+    found = [(value, node) for value, node in packers.items() if node is not None and nbytes(value)]
+    if not found:
+        return ""
+    total = sum(nbytes(value) or 0 for value, _ in found)
+    value, node = max(found, key=lambda one: nbytes(one[0]) or 0)
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f" {format_size(total)} of its weights can't stay in a plan's file, as kernels pack them into memory of their "
+        f"own when a session is made: '{value.name}' ({operator_name(node)}){others}."
+    )
 
 
 def in_order(reads: Iterable[Read]) -> list[tuple[int, int, Read]]:
@@ -106,14 +131,19 @@ def _pages(size: int) -> int:
 
 def _rows_bytes(node: ir.Node, index: int, value: ir.Value) -> int | None:
     """Bytes of pages that a node touches which looks up rows of a table; None of any other node."""
-    axis = node.attributes.get("axis")
-    if operator_name(node) != "Gather" or index != 0 or (axis is not None and (axis.is_ref() or axis.as_int() != 0)):
+    if is_read_once(node, index):
+        return 0
+    tables, axis = _TABLES.get(operator_name(node), ((), ""))
+    indices = node.inputs[1] if index in tables and number(node, axis, 0) == 0 else None
+    given, rows = None if indices is None else static_shape(indices), 0 if value.shape is None else value.shape[0]
+    if given is None or not isinstance(rows, int) or not rows:
         return None
-    written, table = nbytes(node.outputs[0]), value.shape
-    if written is None or table is None or not isinstance(table[0], int) or not table[0]:
-        return None
-    row = max(1, (nbytes(value) or 0) // table[0])
-    return written // row * (-(-row // SMALLEST) + 1) * SMALLEST
+    row = max(1, (nbytes(value) or 0) // rows)
+    return prod(given) * (-(-row // SMALLEST) + 1) * SMALLEST
+
+
+_TABLES = {"Gather": ((0,), "axis"), "com.microsoft::GatherBlockQuantized": ((0, 2, 3), "gather_axis")}
+"""Of operators that look up rows: which inputs they look them up in, and the attribute that names the axis."""
 
 
 def largest_at_once(reads: Sequence[Read]) -> int:
@@ -147,21 +177,21 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     Raises:
         ValueError: they can't take so little; it is below `largest_at_once`.
     """
-    whole = sum(read.nbytes for read in reads)
-    if whole <= nbytes:
+    if max(sum(read.nbytes for read in reads), sum(read.kept + read.own for read in reads)) <= nbytes:
         return None
+    whole, nbytes = sum(read.kept for read in reads), nbytes - sum(read.own for read in reads)
     best: tuple[int, list[Read]] | None = None
     sizes = sorted({read.resident for read in reads}, reverse=True)
     for most, often in product(sizes, sorted({len(read.ranges) for read in reads}, reverse=True)):
         smaller = [read for read in reads if read.resident <= most and len(read.ranges) <= often]
-        spare = nbytes - whole + sum(read.nbytes for read in smaller)
+        spare = nbytes - whole + sum(read.kept for read in smaller)
         least = largest_at_once(smaller)
         if spare < least:
             continue
         # Without some of them others come next to each other: that much the window grows at most
         for room in {spare - least, max(0, spare - least - most)}:
             left = _spread(smaller, room)
-            held = whole - sum(read.nbytes for read in left) + largest_at_once(left)
+            held = whole - sum(read.kept for read in left) + largest_at_once(left)
             read_bytes = sum(bytes_read(read) for read in left)
             if left and held <= nbytes and (best is None or read_bytes < best[0]):
                 best = read_bytes, left
@@ -178,11 +208,11 @@ def bytes_read(read: Read) -> int:
 
 def _spread(reads: Sequence[Read], room: int) -> list[Read]:
     """Those that aren't kept, where ``room`` bytes of them are, evenly along the steps."""
-    whole, due, left = sum(read.nbytes for read in reads), 0, list[Read]()
+    whole, due, left = sum(read.kept for read in reads), 0, list[Read]()
     for read in reads:
-        due += read.nbytes * room
-        if due >= read.nbytes * whole:
-            due -= read.nbytes * whole
+        due += read.kept * room
+        if due >= read.kept * whole > 0:
+            due -= read.kept * whole
         else:
             left.append(read)
     return left
@@ -191,7 +221,8 @@ def _spread(reads: Sequence[Read], room: int) -> list[Read]:
 def resident_bytes(reads: Sequence[Read], window: WeightWindow, parameters: int) -> int:
     """Bytes of a model's weights that are in memory at most, of ``parameters`` bytes in all."""
     named = set(window.weights)
-    return parameters - sum(read.nbytes for read in reads if read.name in named) + window.nbytes
+    kept = sum(read.kept for read in reads if read.name not in named)
+    return parameters + sum(read.own - read.nbytes for read in reads) + kept + window.nbytes
 
 
 def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:

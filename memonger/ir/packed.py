@@ -1,14 +1,15 @@
-"""Weights as a product's kernel reads them, kept in a plan's data file beside the weights as the model has them.
+"""Weights as kernels read them, kept in a plan's data file beside the weights as the model has them.
 
-onnxruntime's kernels for products of float32 matrices copy a constant right operand into panels of 16 columns when a
-session is made: memory of the process, as much as the weight has. Where the file of a weight holds such a copy as well
-(``prepacked_0`` of its ``external_data``), the kernel packs the weight, compares a hash of that with the one in the
-file, and where they are equal reads the file's copy in its place: pages of a file, which processes share and the system
-takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as ever. A weight that
-products read both as it is and transposed, as a frozen one in a training step, has two copies.
+Many of onnxruntime's kernels lay a constant operand out anew when a session is made, those for products of float32
+matrices in panels of 16 columns: memory of the process, as much as the weight has. Where the file of a weight holds
+such a copy as well (``prepacked_0`` of its ``external_data``), the kernel packs the weight, compares a hash of that
+with the one in the file, and where they are equal reads the file's copy in its place: pages of a file, which processes
+share and the system takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as
+ever. A weight that is read in two ways, as a frozen one in a training step both as it is and transposed, has two
+copies.
 
-Only such weights are taken whose packed size is known from their shape (`packed_sizes`): what a kernel reads then lies
-in the file, whoever wrote it.
+Only such weights are taken of which the size of a packed copy is known from their shape
+(`memonger.ir.packing`): what a kernel reads then lies in the file, whoever wrote it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.ir.decoding import LARGEST, AtLeast
-from memonger.ir.operators import operator_name
+from memonger.ir.packing import number, packing
 from memonger.units import MiB
 
 META = "memonger.packed"
@@ -29,9 +30,8 @@ META = "memonger.packed"
 SMALLEST = 4096
 """Bytes of a weight that is packed in the file: what is smaller fills no page."""
 
-_PANEL = 16  # columns of a panel of MLAS: mlasi.h, MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-PRODUCTS = frozenset({"Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"})
-"""Operators whose kernels pack their right operand, where it is constant."""
+MOST_COPIES = 2
+"""Packed copies that the file has of a weight at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,48 +43,65 @@ class Packed:
         offset: Its first byte in the file.
         length: Its bytes.
         digest: Of its content, as `memonger.plan_file.tensor_digest`.
+        parts: Bytes of each of its buffers, one behind the other, where there are several.
     """
 
     key: str
     offset: Annotated[int, AtLeast(0, LARGEST)]
     length: Annotated[int, AtLeast(1, LARGEST)]
     digest: str
+    parts: tuple[Annotated[int, AtLeast(1, LARGEST)], ...] = ()
+
+    def buffers(self) -> Iterator[tuple[int, int]]:
+        """The first byte of each buffer in the file, and its bytes."""
+        begin = self.offset
+        for length in self.parts or (self.length,):
+            yield begin, length
+            begin += length
 
 
 class Copy(NamedTuple):
-    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in."""
+    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in.
+
+    Of each of its ``buffers`` that is the first byte in the file, and how many there are.
+    """
 
     weight: ir.Value
     key: str
     file: Path
-    offset: int
-    length: int
+    buffers: tuple[tuple[int, int], ...]
+
+
+def packed_buffers(value: ir.Value) -> tuple[tuple[int, ...], ...]:
+    """Of each packed copy of a weight the bytes of its buffers: one copy for each way in which kernels read it.
+
+    Args:
+        value: An initializer. Others than those that pack it may read it as well: they read it as it is.
+
+    Returns: Nothing where none packs it, or they do in more ways than two.
+    """
+    ways = {way for node, index in value.uses() if (way := way_of(node, index)) is not None}
+    return tuple(buffers for _, buffers in sorted(ways)) if len(ways) <= MOST_COPIES else ()
 
 
 def packed_sizes(value: ir.Value) -> tuple[int, ...]:
-    """Bytes of a weight's packed copies: of the one for products that multiply by it, and for those by it transposed.
+    """Bytes of a weight's packed copies: see `packed_buffers`."""
+    return tuple(sum(buffers) for buffers in packed_buffers(value))
 
-    Args:
-        value: An initializer. Others than products may read it as well: they read it as it is.
-    """
-    tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2 or value.is_graph_input():
-        return ()
-    rows, columns = (int(dim) for dim in tensor.shape.numpy())
-    ways = {reads_transposed(node) for node, index in value.uses() if is_packing(node, index)}
-    shapes = ((columns, rows) if way else (rows, columns) for way in sorted(ways))
-    return tuple(-(-width // _PANEL) * _PANEL * depth * 4 for depth, width in shapes)
+
+Way = tuple[bool, tuple[int, ...]]
+"""Whether a kernel reads a weight transposed, and the bytes of the buffers that it packs it into."""
+
+
+def way_of(node: ir.Node, index: int) -> Way | None:
+    """How a node's kernel packs an input; None where it reads it as it lies, or packs it in a way that isn't known."""
+    buffers = packing(node, index)
+    return (bool(number(node, "transB", 0)), buffers) if buffers else None
 
 
 def is_packing(node: ir.Node, index: int) -> bool:
-    """Whether a node is a product, and an input its right operand."""
-    return index == 1 and operator_name(node) in PRODUCTS
-
-
-def reads_transposed(node: ir.Node) -> bool:
-    """Whether a product multiplies by its right operand transposed."""
-    attribute = node.attributes.get("transB")
-    return bool(attribute is not None and not attribute.is_ref() and attribute.as_int())
+    """Whether a node's kernel packs an input, and the file can hold what it packs."""
+    return bool(packing(node, index))
 
 
 def packed_of(tensor: ir.TensorProtocol | None) -> tuple[Packed, ...]:
@@ -103,9 +120,9 @@ def all_packed(model: ir.Model) -> Iterator[tuple[ir.ExternalTensor, Packed]]:
 def tell(message: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol | None]) -> None:
     """Say in a model's message where packed copies lie, in onnxruntime's words. ``weights``: its own, by name."""
     for tensor in message.graph.initializer:
-        for number, packed in enumerate(packed_of(weights.get(tensor.name)) if tensor.external_data else ()):
-            where = f"{packed.key}|{packed.offset};{packed.length};0"
-            tensor.external_data.add(key=f"prepacked_{number}", value=where)
+        for count, packed in enumerate(packed_of(weights.get(tensor.name)) if tensor.external_data else ()):
+            where = "|".join((packed.key, *(f"{begin};{length};0" for begin, length in packed.buffers())))
+            tensor.external_data.add(key=f"prepacked_{count}", value=where)
 
 
 AT_ONCE = 64 * MiB

@@ -11,12 +11,12 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_sizes, reads_transposed
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, packed_buffers, packed_of, way_of
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
 
-_ENTRY = re.compile(r"(\w+\+\d+)\|(\d+);(\d+);\d+")
+_ENTRY = re.compile(r"(\w+\+\d+)((?:\|\d+;\d+;\d+)+)")
 _FILE = "packed.data"
 
 
@@ -35,11 +35,12 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
     """
     batch, size, own = list[ir.Value](), 0, set(model.graph.initializers.values())
     for value in among:
-        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_sizes(value)
+        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_buffers(value)
         if tensor is None or value not in own or tensor.nbytes < SMALLEST or not sizes:
             continue
         if len(there) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
-            yield from (Copy(value, one.key, Path(tensor.path), one.offset, one.length) for one in there)
+            for one in there:
+                yield Copy(value, one.key, Path(tensor.path), tuple(one.buffers()))
             continue
         batch.append(value)
         size += tensor.nbytes
@@ -51,18 +52,18 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights, by a model of the first product that reads each, and the first that does transposed."""
+    """Those of these weights, by a model of the first node that packs each in one way, and the first in the other."""
     wanted = set(weights)
     readers = {
-        (value, reads_transposed(node)): node
+        (value, way): node
         for node in reversed(model.graph)
         for index, value in enumerate(node.inputs)
-        if value in wanted and is_packing(node, index)
+        if value in wanted and (way := way_of(node, index)) is not None
     }
     nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
     with temporary_folder() as folder:
         path = folder / "packed.onnx"
-        entries = {
+        settings = {
             **ort.RUN_ONCE,
             "session.optimized_model_external_initializers_file_name": _FILE,
             "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
@@ -70,15 +71,22 @@ def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
         }
         try:
             part = extract(model, nodes, [node.outputs[0] for node in nodes])
-            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=settings))
             message = onnx.load(path, load_external_data=False)
         except (SessionError, OSError):
             return
         found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
         for value in weights:
             said = found.get(str(value.name), {})
-            packed = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
-            if sorted(int(entry[3]) if entry else 0 for entry in packed) == sorted(packed_sizes(value)):
-                for entry in sorted(filter(None, packed), key=lambda one: one[1]):
-                    yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
+            entries = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
+            copies = [Copy(value, one[1], folder / _FILE, _buffers(one[2])) for one in entries if one is not None]
+            sizes = sorted(tuple(length for _, length in copy.buffers) for copy in copies)
+            if sizes == sorted(packed_buffers(value)):
+                yield from sorted(copies, key=lambda copy: copy.key)
     process_memory.give_back()
+
+
+def _buffers(text: str) -> tuple[tuple[int, int], ...]:
+    """Where buffers lie in a file, and their bytes, of ``|offset;length;0`` of each."""
+    entries = (entry.split(";") for entry in text[1:].split("|"))
+    return tuple((int(begin), int(length)) for begin, length, _ in entries)

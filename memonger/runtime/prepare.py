@@ -142,7 +142,7 @@ def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
     named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), mapped.weight_digests
     copies = {digests.get(str(tensor.name)): packed_of(tensor) for tensor, _ in all_packed(mapped.model)}
     for first, last, read in in_order(weight_reads(plan.model)):
-        if read.name not in named:
+        if read.name not in named or not read.resident:  # no step reads it, where a kernel has read it at load
             continue
         tensor = mapped.model.graph.initializers[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):

@@ -15,6 +15,7 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 """
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -63,9 +65,9 @@ class Reading:
 
     Attributes:
         nbytes: Bytes that passed through the window.
-        disk_bytes: What of them the reader had the system fetch from the disk; all else was in its cache, or was
-            fetched by the steps themselves.
+        disk_bytes: What the process had the system fetch from the disk meanwhile; all else was in its cache.
         seconds: What the run took.
+        waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
         most_bytes: The most bytes of these weights that steps had read and that weren't dropped yet, at any look. More
             than the window where steps are faster than the reader looks: it drops what is behind them, and holds none.
         window_bytes: The window that the plan says.
@@ -74,6 +76,7 @@ class Reading:
     nbytes: int
     disk_bytes: int
     seconds: float
+    waited: float
     most_bytes: int
     window_bytes: int
 
@@ -129,11 +132,11 @@ class WeightReader:
         with self._one_run:
             for file in self._files:
                 file.check()
-            begin, fetched = time.perf_counter(), self._follower.fetched
+            begin, fetched = time.perf_counter(), _fetched()
             with self._at("run"):
                 yield
-            took, disk = time.perf_counter() - begin, self._follower.fetched - fetched
-            self.last = Reading(self._nbytes, disk, took, self._follower.most, self._window_bytes)
+            took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
+            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most, self._window_bytes)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -145,6 +148,14 @@ class WeightReader:
             yield
         finally:
             self._follower.finish()
+
+    @cached_property
+    def disk_speed(self) -> float | None:
+        """Bytes a second that the disk gives of the first file, measured once, past the system's cache.
+
+        None where that can't be measured, as of a file that lies in memory (tmpfs).
+        """
+        return _disk_speed(self._files[0].path)
 
     def close(self) -> None:
         """End the thread, and close the files."""
@@ -245,8 +256,8 @@ class _Follower:
 
     Attributes:
         why_not: Why it doesn't; empty where it does.
-        fetched: Bytes that it had the system fetch from the disk.
         most: The most bytes that were in memory when it looked, in the last run.
+        waited: Seconds of the last run in which some thread waited for the disk.
     """
 
     def __init__(self, schedule: ReadSchedule, files: list[_DataFile]) -> None:
@@ -254,7 +265,7 @@ class _Follower:
         self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
         self._is_idle.set()
         self._work = ""
-        self.why_not, self.fetched, self.most = _why_not(), 0, 0
+        self.why_not, self.most, self.waited = _why_not(), 0, 0.0
         # Of each weight addresses and lengths of whole pages, and the addresses of those that tell whether it is read
         self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
         self._watched: list[list[int]] = [[] for _ in schedule.reads]
@@ -306,7 +317,6 @@ class _Follower:
 
     def follow(self) -> None:
         pages = os.open("/proc/self/pagemap", os.O_RDONLY)
-        before = _fetched()
         try:
             while True:
                 self._begins.wait()
@@ -317,7 +327,6 @@ class _Follower:
                     self._while_loading()
                 else:
                     self._while_running(pages)
-                self.fetched = _fetched() - before
                 self._is_idle.set()
         except OSError as error:
             self.why_not = f"the system refused to tell or to read pages ({error.strerror})"
@@ -338,9 +347,10 @@ class _Follower:
                     _advise(one.address, one.length, _PAGEOUT)
 
     def _while_running(self, pages: int) -> None:
-        reads, begun, self.most = self._schedule.reads, -1, 0
+        reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for read in reads for span in read.spans)
+        tasks, looked = _others(), time.perf_counter()
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
@@ -352,8 +362,12 @@ class _Follower:
                         self._drop(pages, number)
             self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
+            before, looked = looked, time.perf_counter()
+            self.waited += looked - before if any(map(_waits, tasks)) else 0.0
             if is_over:
                 break
+        for task in tasks:
+            os.close(task)
         for number in range(len(reads)):
             if self._is_there[number] or number > begun:
                 self._drop(pages, number)
@@ -453,10 +467,54 @@ def _file_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
 
 
-def _fetched() -> int:
-    """Bytes that the calling thread had fetched from disks; 0 where the system doesn't count them."""
+def _others() -> list[int]:
+    """Of each other thread of this process a descriptor of what the system says of it."""
+    found = []
+    for name in os.listdir("/proc/self/task"):
+        if int(name) != threading.get_native_id():
+            with suppress(OSError):  # it has ended meanwhile
+                found.append(os.open(f"/proc/self/task/{name}/stat", os.O_RDONLY))
+    return found
+
+
+def _waits(task: int) -> bool:
+    """Whether a thread waits for a disk."""
     try:
-        lines = Path(f"/proc/self/task/{threading.get_native_id()}/io").read_text().splitlines()
+        return os.pread(task, 256, 0).rpartition(b") ")[2].startswith(b"D")
+    except OSError:  # it has ended
+        return False
+
+
+_MEASURED = 32 << 20  # bytes that are read to measure a disk
+_AT_ONCE = 4 << 20
+
+
+def _disk_speed(path: str) -> float | None:
+    """Bytes a second that reading a file gives past the system's cache; None where that can't be."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    read, begin = 0, time.perf_counter()
+    with mmap.mmap(-1, _AT_ONCE) as buffer:  # whose address is that of a page, as reading past the cache takes
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            return None
+        try:
+            while read < _MEASURED and (got := os.preadv(file, [buffer], read)):
+                read += got // _PAGE * _PAGE
+                if got % _PAGE:
+                    break
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+    return read / (time.perf_counter() - begin) if read else None
+
+
+def _fetched() -> int:
+    """Bytes that this process had fetched from disks; 0 where the system doesn't count them."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
