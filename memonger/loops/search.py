@@ -41,6 +41,7 @@ from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
+from memonger.shapes.inference import tell_sizes
 from memonger.tiling.axes import Axes
 from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_regions import MOST_SLICES, StepSpan
@@ -230,6 +231,7 @@ def shrink(
     settled = SliceWriter(loaded.ir.clone())
     settle_constants(settled)
     settled.drop_unread()
+    told = tell_sizes(settled.model)
     job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
     search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
@@ -260,7 +262,8 @@ def shrink(
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
     found = fast
     if in_branches:
-        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
+        is_static = all(static_shape(value) is not None for value in original.graph.inputs)
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
