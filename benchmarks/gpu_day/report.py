@@ -1,4 +1,4 @@
-"""What the rows turn into: a table, plots, the table of facts, and the sentences of docs/CUDA.md. What isn't there is said."""
+"""What the rows turn into: a table, plots, the table of facts, sentences of docs/CUDA.md. What isn't there is said."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
