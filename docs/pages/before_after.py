@@ -1,7 +1,7 @@
 """The picture on the front page: ``python docs/pages/before_after.py`` (extra ``[plot]``) writes docs/before-after.png.
 
-Bytes of values in use over a run of MobileNet-v2 at batch 16: of the model's own nodes, and of the plan, whose nodes run
-on slices of the batch; beside them what stock onnxruntime is expected to take for them.
+Bytes of values in use over a run of MobileNet-v2 at batch 16: of the model's own nodes, and of the plan, whose nodes
+run on slices of the batch; beside them what stock onnxruntime is expected to take for them.
 """
 
 import itertools
