@@ -9,7 +9,7 @@ group.
 
 Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported. A
 cold run finds nothing of the weights in the system's cache, the warm one is the median of those after it; cached:
-outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 16 words,
+outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 8 words,
 each the likeliest, with caches that grow; its times are those of a word. Rows are kept in larger.json: ``--resume``
 takes them and measures what isn't there. ``--files FILE...`` adds rows of other models.
 """
@@ -44,7 +44,7 @@ DECODER = {
     "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
 }  # fmt: skip
 """Of 1.1 billion parameters, as TinyLlama has them."""
-PROMPT, WORDS, LENGTH = 8, 16, 256
+PROMPT, WORDS, LENGTH = 8, 8, 256
 CACHES = {
     "batch_size": 1, "sequence_length": (1, PROMPT), "past_sequence_length": (0, LENGTH),
     "total_sequence_length": "past_sequence_length + sequence_length",
