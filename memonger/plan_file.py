@@ -311,7 +311,7 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     for weight, one in (*record.packed.items(), *record.packed_again.items()):
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
-        if value is None or not isinstance(tensor, ir.ExternalTensor) or one.length not in packed_sizes(value):
+        if value is None or not isinstance(tensor, ir.ExternalTensor) or one.length not in packed_sizes(value).values():
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
         if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
             raise PlanFileError(

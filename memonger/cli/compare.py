@@ -32,6 +32,7 @@ from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import inputs_of, program_of
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
+from memonger.runtime.weight_reader import Reading
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
 
@@ -59,11 +60,11 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
         f"{len(seconds)} runs: median {format_seconds(times.median)}, p95 {format_seconds(times.p95)}. "
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
-    if session.weight_readers:
-        last, why_not = session.weight_readers[0].last, session.weight_readers[0].why_not
-        record.update(weights_read=None if last is None else asdict(last), why_no_window=why_not or None)
-    lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]), *_reading(session))
-    return CommandResult(shown_of(plan, outputs), record, lines=lines, saved=outputs)
+    lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
+    for reader in session.weight_readers:  # of the one plan
+        record.update(reading_record(reader.last, reader.why_not))
+        lines += reading_lines(plan, reader.last, reader.why_not)
+    return CommandResult(shown_of(plan, outputs), record, lines=tuple(lines), saved=outputs)
 
 
 def shown_of(plan: Plan, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,24 +116,29 @@ def _graph_verdict(session: Session) -> str:
     )
 
 
-def _reading(session: Session) -> Iterator[str]:
-    """What was read of weights that stay in the plan's file, in the last run."""
-    for reader in session.weight_readers:
-        if reader.why_not:
-            yield f"How much of the weights is in memory isn't held to the plan's window here: {reader.why_not}."
-        elif reader.last is not None:
-            read, seconds = reader.last, reader.last.seconds
-            disk = f"{format_size(read.disk_bytes)} from the disk" if read.disk_bytes else "nothing from the disk"
-            rate = f", {format_size(round(read.disk_bytes / seconds))} a second" if read.disk_bytes and seconds else ""
+def reading_record(last: Reading | None, why_not: str) -> dict[str, Any]:
+    """What was read of weights that stay in a plan's file, in the last run."""
+    return {"weights_read": None if last is None else asdict(last), "why_no_window": why_not or None}
+
+
+def reading_lines(plan: Plan, last: Reading | None, why_not: str) -> Iterator[str]:
+    """The same in sentences."""
+    if why_not:
+        yield f"How much of the weights is in memory isn't held to the plan's window here: {why_not}."
+    elif last is not None:
+        disk = f"{format_size(last.disk_bytes)} from the disk" if last.disk_bytes else "nothing from the disk"
+        per_second = round(last.disk_bytes / last.seconds) if last.seconds else 0
+        rate = f", {format_size(per_second)} a second" if per_second else ""
+        yield (
+            f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}{rate}, all else "
+            "from the system's cache."
+        )
+        window = 0 if plan.window is None else plan.window.nbytes
+        if last.most_bytes > window:
             yield (
-                f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}{rate}, all else "
-                "from the system's cache."
+                f"Steps were faster than what drops weights behind them: {format_size(last.most_bytes)} were in "
+                f"memory at once, of a window of {format_size(window)}."
             )
-            if read.most_bytes > read.window_bytes:
-                yield (
-                    f"Steps were faster than what drops weights behind them: {format_size(read.most_bytes)} were in "
-                    f"memory at once, of a window of {format_size(read.window_bytes)}."
-                )
 
 
 def _described(value: Any) -> Any:

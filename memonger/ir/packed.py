@@ -52,7 +52,10 @@ class Packed:
 
 
 class Copy(NamedTuple):
-    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in."""
+    """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in.
+
+    Of a weight with two that for products by it as it is comes first, and then that for products by it transposed.
+    """
 
     weight: ir.Value
     key: str
@@ -61,19 +64,29 @@ class Copy(NamedTuple):
     length: int
 
 
-def packed_sizes(value: ir.Value) -> tuple[int, ...]:
-    """Bytes of a weight's packed copies: of the one for products that multiply by it, and for those by it transposed.
+def packed_sizes(value: ir.Value) -> dict[bool, int]:
+    """Bytes of a weight's packed copies: of the one for products that multiply by it, by False, and of the one for
+    those by it transposed, by True, in this order; of each only where there are such products.
 
     Args:
         value: An initializer. Others than products may read it as well: they read it as it is.
     """
     tensor = value.const_value
     if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2 or value.is_graph_input():
-        return ()
+        return {}
     rows, columns = (int(dim) for dim in tensor.shape.numpy())
     ways = {reads_transposed(node) for node, index in value.uses() if is_packing(node, index)}
-    shapes = ((columns, rows) if way else (rows, columns) for way in sorted(ways))
-    return tuple(-(-width // _PANEL) * _PANEL * depth * 4 for depth, width in shapes)
+    shapes = {way: (columns, rows) if way else (rows, columns) for way in sorted(ways)}
+    return {way: -(-width // _PANEL) * _PANEL * depth * 4 for way, (depth, width) in shapes.items()}
+
+
+def second_copies(model: ir.Model) -> dict[str, int]:
+    """Bytes that weights take because products read them both as they are and transposed, by name, where they do.
+
+    On the CPU each of these has two packed copies: in the plan's file, or in memory where that holds none.
+    """
+    twice = (value for value in model.graph.initializers.values() if len(packed_sizes(value)) > 1)
+    return {str(value.name): value.const_value.nbytes for value in twice if value.const_value is not None}
 
 
 def is_packing(node: ir.Node, index: int) -> bool:
@@ -88,8 +101,14 @@ def reads_transposed(node: ir.Node) -> bool:
 
 
 def packed_of(tensor: ir.TensorProtocol | None) -> tuple[Packed, ...]:
-    """Where the packed copies of a weight lie that its file has."""
+    """Where the packed copies of a weight lie that its file has, in the order of `packed_sizes`."""
     return tensor.meta.get(META, ()) if isinstance(tensor, ir.ExternalTensor) else ()
+
+
+def packed_by_way(value: ir.Value) -> dict[bool, Packed]:
+    """The same by whether products read them transposed; none where the file hasn't all that products read."""
+    ways, there = packed_sizes(value), packed_of(value.const_value)
+    return dict(zip(ways, there, strict=True)) if len(ways) == len(there) else {}
 
 
 def all_packed(model: ir.Model) -> Iterator[tuple[ir.ExternalTensor, Packed]]:

@@ -51,34 +51,50 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights, by a model of the first product that reads each, and the first that does transposed."""
-    wanted = set(weights)
+    """Those of these weights: of each as products read it that multiply by it, and then as those by it transposed.
+
+    Two copies of a weight may have the same length, and onnxruntime doesn't say which is which: so they are packed by
+    models of their own, of the first product that reads each.
+    """
+    with temporary_folder() as folder:
+        packed = {way: _packed_one_way(model, weights, way, folder / str(way)) for way in (False, True)}
+        for value in weights:
+            copies = [packed[way].get(value) for way in packed_sizes(value)]
+            yield from (copy for copy in copies if copy is not None and None not in copies)
+    process_memory.give_back()
+
+
+def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder: Path) -> dict[ir.Value, Copy]:
+    """Copies of those that products read this way: transposed or as they are."""
+    wanted = {value for value in weights if way in packed_sizes(value)}
     readers = {
-        (value, reads_transposed(node)): node
+        value: node
         for node in reversed(model.graph)
         for index, value in enumerate(node.inputs)
-        if value in wanted and is_packing(node, index)
+        if value in wanted and is_packing(node, index) and reads_transposed(node) is way
     }
     nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
-    with temporary_folder() as folder:
-        path = folder / "packed.onnx"
-        entries = {
-            **ort.RUN_ONCE,
-            "session.optimized_model_external_initializers_file_name": _FILE,
-            "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
-            "session.save_external_prepacked_constant_initializers": "1",
-        }
-        try:
-            part = extract(model, nodes, [node.outputs[0] for node in nodes])
-            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
-            message = onnx.load(path, load_external_data=False)
-        except (SessionError, OSError):
-            return
-        found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
-        for value in weights:
-            said = found.get(str(value.name), {})
-            packed = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
-            if sorted(int(entry[3]) if entry else 0 for entry in packed) == sorted(packed_sizes(value)):
-                for entry in sorted(filter(None, packed), key=lambda one: one[1]):
-                    yield Copy(value, entry[1], folder / _FILE, int(entry[2]), int(entry[3]))
-    process_memory.give_back()
+    if not nodes:
+        return {}
+    folder.mkdir()
+    path = folder / "packed.onnx"
+    entries = {
+        **ort.RUN_ONCE,
+        "session.optimized_model_external_initializers_file_name": _FILE,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
+        "session.save_external_prepacked_constant_initializers": "1",
+    }
+    try:
+        part = extract(model, nodes, [node.outputs[0] for node in nodes])
+        session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+        message = onnx.load(path, load_external_data=False)
+    except (SessionError, OSError):
+        return {}
+    found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
+    copies = dict[ir.Value, Copy]()
+    for value in wanted:
+        said = found.get(str(value.name), {})
+        entry = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
+        if len(entry) == 1 and entry[0] and int(entry[0][3]) == packed_sizes(value)[way]:
+            copies[value] = Copy(value, entry[0][1], folder / _FILE, int(entry[0][2]), int(entry[0][3]))
+    return copies

@@ -98,7 +98,6 @@ def test_a_budget_below_the_weights_is_held(plan: memonger.Plan, planned: Path, 
         assert not reader.why_not
         assert reader.last is not None
         assert reader.last.nbytes >= plan.parameter_bytes - kept
-        assert reader.last.window_bytes == plan.window.nbytes
         assert reader.last.most_bytes > 0
         assert "memonger weights" in {thread.name for thread in threading.enumerate()}
     assert _resident(planned) == 0
