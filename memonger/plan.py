@@ -23,6 +23,7 @@ from memonger.graph.ranged import over_ranges
 from memonger.graph.weight_window import bytes_read, resident_bytes, weight_reads, what_is_wrong
 from memonger.ir import training_roles
 from memonger.ir.model import Model, PassRecord
+from memonger.ir.packed import second_copies
 from memonger.ir.save import as_proto, check_not_its_weights
 from memonger.ir.tensors import inner_bytes
 from memonger.ir.training_roles import Training
@@ -219,8 +220,9 @@ class Plan(BasePlan, Header):
     @cached_property
     def parameter_bytes(self) -> int:
         """Weights of the model, those of branches and trees too; of a training model all that persists, with the
-        optimizer's state."""
-        return parameter_bytes(self.model, self.training)
+        optimizer's state. What is frozen counts twice on the CPU, where kernels of the forward and of the backward pass
+        read packed copies of their own."""
+        return parameter_bytes(self.model, self.training, parse_device(self.device))
 
     @cached_property
     def resident_parameter_bytes(self) -> int:
@@ -363,7 +365,8 @@ class Plan(BasePlan, Header):
     def _persistent_sizes(self) -> Mapping[str, int]:
         """Bytes of what persists of a training model, by name."""
         persistent = set(self.training.persistent) if self.training is not None else set()
-        return {k: size for k, size in parameter_sizes(self.model, self.training).items() if k in persistent}
+        sizes = parameter_sizes(self.model, self.training, parse_device(self.device))
+        return {name: size for name, size in sizes.items() if name in persistent}
 
     @property
     def unplanned_bytes(self) -> int:
@@ -687,16 +690,22 @@ def limit_of(plans: Sequence[Plan]) -> int | None:
     return max(0, min(plan.arena_bytes + (plan.limit or 0) - arena for plan in plans))
 
 
-def parameter_bytes(model: ir.Model, training: Training | None) -> int:
-    """Bytes of the weights, wherever they stand; of a training model all that persists, optimizer state included."""
-    return sum(parameter_sizes(model, training).values()) + inner_bytes(model)
+def parameter_bytes(model: ir.Model, training: Training | None, device: Device) -> int:
+    """Bytes of the weights, wherever they stand; of a training model all that persists, optimizer state included.
+
+    A weight that products read both as it is and transposed counts twice where kernels read packed copies of it: on
+    the CPU. In training these are the frozen ones.
+    """
+    return sum(parameter_sizes(model, training, device).values()) + inner_bytes(model)
 
 
-def parameter_sizes(model: ir.Model, training: Training | None) -> dict[str, int]:
+def parameter_sizes(model: ir.Model, training: Training | None, device: Device) -> dict[str, int]:
     """The same of the initializers, of each by its name."""
     persistent = set(training.persistent) if training else set()
     tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
     constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}
+    if device.is_host or device.facts.is_portable:
+        constants |= {name: constants[name] + size for name, size in second_copies(model).items()}
     stateful = (value for value in required_inputs(model.graph) if value.name in persistent)
     return constants | {str(value.name): nbytes(value) or 0 for value in stateful}
 

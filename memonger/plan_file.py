@@ -331,7 +331,7 @@ def load(path: Path) -> tuple[ir.Model, Record]:
 def _is_read(packed: Packed, value: ir.Value) -> bool:
     """Whether a packed copy of a weight has as many bytes in each buffer as kernels may read."""
     parts = packed.parts or (packed.length,)
-    return parts in packed_buffers(value) and sum(parts) == packed.length
+    return parts in packed_buffers(value).values() and sum(parts) == packed.length
 
 
 def check_packed(model: ir.Model, name: str) -> None:
@@ -412,7 +412,7 @@ def _check_window(
     """
     named = set(window.weights)
     for read in weight_reads(model):
-        if read.packed and read.name in named and digests[read.name] not in packed:
+        if read.transposed is not None and read.name in named and digests[read.name] not in packed:
             raise PlanFileError(
                 f"{path} can't hold weight '{read.name}' as its kernel packs it on this processor, in a way that isn't "
                 "known: it would be in memory, and the budget wouldn't hold. Plan with a budget above the weights."

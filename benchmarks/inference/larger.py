@@ -9,7 +9,7 @@ group.
 
 Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported. A
 cold run finds nothing of the weights in the system's cache, the warm one is the median of those after it; cached:
-outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 16 words,
+outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 8 words,
 each the likeliest, with caches that grow; its times are those of a word. Rows are kept in larger.json: ``--resume``
 takes them and measures what isn't there. ``--files FILE...`` adds rows of other models.
 """
@@ -33,18 +33,11 @@ from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
 NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4")
-BERT = {
-    "vocab_size": 30522,
-    "num_hidden_layers": 24,
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
 DECODER = {
     "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
 }  # fmt: skip
 """Of 1.1 billion parameters, as TinyLlama has them."""
-PROMPT, WORDS, LENGTH = 8, 16, 256
+PROMPT, WORDS, LENGTH = 8, 8, 256
 CACHES = {
     "batch_size": 1, "sequence_length": (1, PROMPT), "past_sequence_length": (0, LENGTH),
     "total_sequence_length": "past_sequence_length + sequence_length",
@@ -284,7 +277,6 @@ def measured_fleet(record: Record) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bert_large": {"batch": 1},
     "decoder_int4": {"dims": CACHES, "state": {"past_key_values.*": "present.*"}},
 }
 """What planning is told of a network."""
@@ -304,14 +296,7 @@ def write(name: str, path: Path) -> None:
 
     import models
 
-    if name == "bert_large":
-        from models.torch_exports import hub
-
-        inside = path.with_suffix(".inside")
-        hub("bert", (128,), **BERT)(inside)
-        ir.save(ir.load(inside, format="onnx"), path, external_data="model.data")
-        inside.unlink()
-    elif name == "decoder_int4":
+    if name == "decoder_int4":
         from models.decoder import Sizes, decoder
 
         ir.save(ir.from_proto(decoder(Sizes(**DECODER))), path, external_data="model.data")

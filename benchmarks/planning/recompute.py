@@ -22,6 +22,7 @@ from typing import Any
 import memonger
 import models
 from benchmarks.machine import MIB, Table, pyplot, stamp
+from memonger.devices import parse_device
 from memonger.errors import PlanError
 from memonger.graph.costs import INTENSITY
 from memonger.graph.liveness import ALIGNMENT
@@ -130,7 +131,7 @@ def request_of(source: memonger.Model, effort: int) -> Request:
         placed, known = place(source.ir, model, name), training_roles.read(model, name)
         return Request(
             graph=graph_of(model, known, None, None),
-            base=parameter_bytes(model, known) + input_bytes(model, known),
+            base=parameter_bytes(model, known, parse_device("none")) + input_bytes(model, known),
             stages=placed.stages,
             forced=placed.forced,
             effort=effort,

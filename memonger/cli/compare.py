@@ -32,6 +32,7 @@ from memonger.runtime.padding import Padding, cut, filled_up
 from memonger.runtime.program import inputs_of, program_of
 from memonger.runtime.ranged import RangedProgram
 from memonger.runtime.session import Session
+from memonger.runtime.weight_reader import Reading
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
 from memonger.words import option
@@ -62,12 +63,11 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
         f"{len(seconds)} runs: median {format_seconds(times.median)}, p95 {format_seconds(times.p95)}. "
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
-    if session.weight_readers:
-        reader = session.weight_readers[0]
-        last = None if reader.last is None else {**asdict(reader.last), "disk_speed": reader.disk_speed}
-        record.update(weights_read=last, why_no_window=reader.why_not or None)
-    lines = (*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)]), *_reading(session))
-    return CommandResult(shown_of(plan, outputs), record, lines=lines, saved=outputs)
+    lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
+    for reader in session.weight_readers:  # of the one plan
+        record.update(reading_record(reader.last, reader.why_not, reader.disk_speed))
+        lines += reading_lines(plan, reader.last, reader.why_not, reader.disk_speed)
+    return CommandResult(shown_of(plan, outputs), record, lines=tuple(lines), saved=outputs)
 
 
 def shown_of(plan: Plan, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,31 +119,36 @@ def _graph_verdict(session: Session) -> str:
     )
 
 
-def _reading(session: Session) -> Iterator[str]:
-    """What was read of weights that stay in the plan's file, in the last run."""
-    for reader in session.weight_readers:
-        if reader.why_not:
-            yield f"How much of the weights is in memory isn't held to the plan's window here: {reader.why_not}."
-        elif reader.last is not None:
-            read, speed = reader.last, reader.disk_speed
-            disk = f"{format_size(read.disk_bytes)} from the disk" if read.disk_bytes else "nothing from the disk"
-            if speed:
-                alone = format_seconds(read.nbytes / speed)
-                disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
+def reading_record(last: Reading | None, why_not: str, speed: float | None) -> dict[str, Any]:
+    """What was read of weights that stay in a plan's file, in the last run; ``speed``: the disk's, bytes a second."""
+    read = None if last is None else {**asdict(last), "disk_speed": speed}
+    return {"weights_read": read, "why_no_window": why_not or None}
+
+
+def reading_lines(plan: Plan, last: Reading | None, why_not: str, speed: float | None) -> Iterator[str]:
+    """The same in sentences."""
+    if why_not:
+        yield f"How much of the weights is in memory isn't held to the plan's window here: {why_not}."
+    elif last is not None:
+        disk = f"{format_size(last.disk_bytes)} from the disk" if last.disk_bytes else "nothing from the disk"
+        if speed:
+            alone = format_seconds(last.nbytes / speed)
+            disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
+        yield (
+            f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}; all else came from "
+            "the system's cache."
+        )
+        if last.waited > SLOW * last.seconds:
             yield (
-                f"The last run had {format_size(read.nbytes)} of weights pass through memory: {disk}; all else came "
-                "from the system's cache."
+                f"The disk is what the run waits for: {format_seconds(last.waited)} of {format_seconds(last.seconds)}. "
+                f"A larger {option('budget')} keeps more of the weights in memory."
             )
-            if read.waited > SLOW * read.seconds:
-                yield (
-                    f"The disk is what the run waits for: {format_seconds(read.waited)} of "
-                    f"{format_seconds(read.seconds)}. A larger {option('budget')} keeps more of the weights in memory."
-                )
-            if read.most_bytes > read.window_bytes:
-                yield (
-                    f"Steps were faster than what drops weights behind them: {format_size(read.most_bytes)} were in "
-                    f"memory at once, of a window of {format_size(read.window_bytes)}."
-                )
+        window = 0 if plan.window is None else plan.window.nbytes
+        if last.most_bytes > window:
+            yield (
+                f"Steps were faster than what drops weights behind them: {format_size(last.most_bytes)} were in "
+                f"memory at once, of a window of {format_size(window)}."
+            )
 
 
 def _described(value: Any) -> Any:

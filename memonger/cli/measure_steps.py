@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from memonger.runtime import measure, ort, process_memory
 from memonger.runtime.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
 from memonger.runtime.program import kind_of, without_defaults
 from memonger.runtime.trainer import TYPES, Trainer
+from memonger.runtime.weight_reader import Reading
 from memonger.runtime.weights import session_of
 from memonger.runtime.worker import say, serve
 
@@ -174,7 +175,8 @@ def run(job: StepsJob) -> None:
         if "save" in request:
             state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
             write_arrays(job.outputs, stepper.outputs() | state)
-            return {}
+            readers = stepper.weight_readers if isinstance(stepper, Trainer) else ()
+            return {"readings": [(one.last and asdict(one.last), one.why_not, one.disk_speed) for one in readers]}
         times, found = list[float](), list[float]()
         for _ in range(request["runs"]):
             begin = time.perf_counter()
@@ -199,6 +201,7 @@ class MeasuredTrainer(MeasuredSession):
     def __init__(self, job: StepsJob, folder: Path, name: str) -> None:
         super().__init__(job, folder, name, module="memonger.cli.measure_steps")
         self.losses: list[float] = self.loaded["losses"]
+        self.readings: list[tuple[Reading | None, str, float | None]] = []
 
     def round(self, runs: int) -> None:
         """Time some more steps: one turn."""
@@ -207,8 +210,9 @@ class MeasuredTrainer(MeasuredSession):
         self.losses.extend(answer["losses"])
 
     def save(self) -> None:
-        """Have outputs and state written."""
-        self.ask({"save": True})
+        """Have outputs and state written; ``readings`` then says what the last step read of weights in the file."""
+        found = self.ask({"save": True})["readings"]
+        self.readings = [(last and Reading(**last), *rest) for last, *rest in found]
 
 
 if __name__ == "__main__":

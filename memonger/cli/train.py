@@ -1,6 +1,6 @@
 """A training plan run as training: losses, seconds of a step and memory, alone or beside stock onnxruntime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from memonger.runtime.measure import Measured, read_arrays, take_turns, write_ar
 from memonger.runtime.prepare import device_of
 from memonger.runtime.prepared import Input
 from memonger.runtime.trainer import check_labels
+from memonger.runtime.weight_reader import Reading
 from memonger.units import format_size
 
 SHOWN = 12
@@ -29,11 +30,13 @@ SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a process that trained has to show: figures, the loss of each step, and arrays by name."""
+    """What a process that trained has to show: figures, the loss of each step, arrays by name, and what the last step
+    read of weights that stay in the plan's file, or why that isn't held to the window."""
 
     measured: Measured
     losses: list[float]
     arrays: Mapping[str, np.ndarray]
+    readings: Sequence[tuple[Reading | None, str, float | None]] = ()
 
 
 def is_trained(plan: Plan) -> bool:
@@ -124,7 +127,7 @@ def _in_turns(
         for worker in workers.values():
             worker.save()
         return {
-            name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)))
+            name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)), worker.readings)
             for name, worker in workers.items()
         }
 
@@ -146,14 +149,13 @@ def _alone(plan: Plan, trained: Trained, device: str) -> CommandResult:
     numbers = [f"{loss:.6g}" for loss in trained.losses]
     if len(numbers) > SHOWN:
         numbers = [*numbers[: SHOWN // 2], "...", *numbers[-SHOWN // 2 :]]
-    lines = (
-        f"Losses of {len(trained.losses)} steps on one batch: {' '.join(numbers)}",
-        timed,
-        memory_line(plan, ours),
-        *gradients.lines(sums, roles),
-    )
+    lines = [f"Losses of {len(trained.losses)} steps on one batch: {' '.join(numbers)}", timed, memory_line(plan, ours)]
+    for reading in trained.readings:  # of the one plan
+        record.update(comparing.reading_record(*reading))
+        lines += comparing.reading_lines(plan, *reading)
+    lines += gradients.lines(sums, roles)
     shown = {name: outputs[name] for name in roles.outputs if name in outputs and name != roles.loss}
-    return CommandResult(shown, record, lines=lines, saved=outputs)
+    return CommandResult(shown, record, lines=tuple(lines), saved=outputs)
 
 
 def _numbers(losses: list[float]) -> list[float | None]:
@@ -164,12 +166,13 @@ def _numbers(losses: list[float]) -> list[float | None]:
 def memory_line(plan: Plan, ours: Measured) -> str:
     """The predicted total and what it consists of, beside what was measured."""
     parts = {
-        "arena": plan.arena_bytes, "workspace": plan.workspace_bytes, "parameters and state": plan.parameter_bytes,
-        "inputs": plan.input_bytes,
+        "arena": plan.arena_bytes, "workspace": plan.workspace_bytes,
+        "parameters and state": plan.resident_parameter_bytes, "inputs": plan.input_bytes,
     }  # fmt: skip
     sizes = (f"{name} {'not measured' if size is None else format_size(size)}" for name, size in parts.items())
     said = f"The plan says {format_size(plan.total_bytes)} in all: {', '.join(sizes)}."
     if ours.peak_bytes is None:
         return said
-    total = ours.peak_bytes + plan.parameter_bytes + plan.input_bytes
-    return f"{said} Measured: {format_size(ours.peak_bytes)} for arena and workspace, so {format_size(total)} in all."
+    total = ours.peak_bytes + plan.kept_parameter_bytes + plan.input_bytes
+    what = "arena and workspace" if plan.window is None else "arena, workspace and what passes through the window"
+    return f"{said} Measured: {format_size(ours.peak_bytes)} for {what}, so {format_size(total)} in all."

@@ -192,7 +192,7 @@ def weights_in_process(
             own += tensor.nbytes
             continue
         in_file = packed_of(tensor)
-        size = sum(one.length for one in in_file) or sum(packed_sizes(value))
+        size = sum(one.length for one in in_file) or sum(packed_sizes(value).values())
         if not in_file and digests.get(str(value.name)) in found:
             continue
         if not in_file and (not size or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):

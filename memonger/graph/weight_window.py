@@ -6,6 +6,10 @@ weights in the same order each time, so that of more than fits the oldest pages 
 was read last, as a system's cache does, would read everything again in each run. So some weights are kept in memory for
 good, and what is left passes through a window that is read ahead of the steps, and dropped behind them
 (`memonger.runtime.weight_reader`).
+
+A weight that products read both as it is and transposed, as a frozen one in a training step, lies in the file in two
+packed copies (`memonger.ir.packed`). Each is a buffer of its own: the one is read in the forward pass, the other in the
+backward pass, and no step needs both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +23,7 @@ import onnx_ir as ir
 from memonger.graph.session_memory import is_packed_at_load, packer_of
 from memonger.ir.decoding import LARGEST, AtLeast
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import is_packing, packed_sizes
+from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
 from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
 from memonger.ir.tensors import UNSIZED, sizes_of_parts
@@ -45,31 +49,32 @@ class WeightWindow:
 
 
 class Read(NamedTuple):
-    """A weight that may stay in the file: from which step to which it is read, and its bytes.
+    """A form in which steps read a weight that may stay in the file: from which step to which, and its bytes.
 
     Between two of its ``ranges`` steps read other weights that may stay there: it is dropped, and read again, as where
-    nodes run slice after slice. ``nbytes`` are the bytes of the initializer, ``resident`` those of its pages. What is
-    ``packed`` is read as the file's packed copy, by products; ``whole`` is False of a table of which steps look up
-    rows, or that kernels read when a session is made and never again, and None where all that read it pack it. ``own``
-    are bytes that kernels have of it in memory of the process, wherever it stays.
+    nodes run slice after slice. ``nbytes`` are what a plan counts for it where no weight stays in the file,
+    ``resident`` those of its pages. ``transposed`` says of the file's packed copy which of the two it is, and is None
+    of the weight as the model has it. ``whole`` is False of a table of which steps look up rows, and of what kernels
+    read when a session is made and never again. ``own`` are bytes that kernels have of it in memory of the process,
+    wherever it stays.
     """
 
     name: str
     ranges: tuple[tuple[int, int], ...]
     nbytes: int
     resident: int
-    packed: bool
-    whole: bool | None
+    transposed: bool | None
+    whole: bool
     own: int = 0
 
     @property
     def kept(self) -> int:
         """Bytes of it in memory where it is kept: as kernels read it, which may be more than the initializer has."""
-        return self.resident if self.packed or not self.resident else self.nbytes
+        return self.resident if self.transposed is not None or not self.resident or not self.nbytes else self.nbytes
 
 
 def weight_reads(model: ir.Model) -> list[Read]:
-    """The weights that may stay in the file, in the order in which steps read them.
+    """The weights that may stay in the file, in each form in which steps read them, in the order in which they do.
 
     Left out are weights that a kernel packs into memory of its own when a session is made (`why_kept`), those of bodies
     (Loop, If) and outputs, and small ones.
@@ -85,16 +90,19 @@ def weight_reads(model: ir.Model) -> list[Read]:
         sizes = packed_sizes(value)
         if packer_of(value) is not None or (not sizes and is_packed_at_load(value)):
             continue
-        readers = [(node, index) for node, index in uses if not sizes or not is_packing(node, index)]
-        rows = [_rows_bytes(node, index, value) for node, index in readers]
-        whole = None if not rows else None in rows
-        resident = sum(map(_pages, sizes))
-        if readers:
-            looked_up = sum(one for one in rows if one is not None)
-            resident += _pages(tensor.nbytes) if whole else min(_pages(tensor.nbytes), looked_up)
-        own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in uses) else 0
-        read = Read(str(value.name), (), tensor.nbytes, resident, bool(sizes), whole, own)
-        found.append((read, sorted({steps[node] for node, _ in uses})))
+        by_form = dict[bool | None, list[tuple[ir.Node, int]]]()
+        for node, index in uses:
+            form = reads_transposed(node) if sizes and is_packing(node, index) else None
+            by_form.setdefault(form, []).append((node, index))
+        for form, readers in by_form.items():
+            rows = [_rows_bytes(node, index, value) for node, index in readers] if form is None else [None]
+            resident = _pages(tensor.nbytes if form is None else sizes[form])
+            if None not in rows:
+                resident = min(resident, sum(one for one in rows if one is not None))
+            counted = 0 if form is None and sizes else tensor.nbytes
+            own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in readers) else 0
+            read = Read(str(value.name), (), counted, resident, form, None in rows, own)
+            found.append((read, sorted({steps[node] for node, _ in readers})))
     place = {step: number for number, step in enumerate(sorted({step for _, at in found for step in at}))}
     reads = []
     for read, at in found:
@@ -170,51 +178,71 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     Of all choices that are tried it is the one that reads the fewest bytes in a run. A choice keeps all weights above
     some size, as these make the window large, and all that are read more often than some number of times; and of the
     others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in one place
-    and wait in another.
+    and wait in another. A weight is kept in all of its forms or in none.
 
     Returns: None where all fit.
 
     Raises:
         ValueError: they can't take so little; it is below `largest_at_once`.
     """
+    weights = _by_weight(reads)
     if max(sum(read.nbytes for read in reads), sum(read.kept + read.own for read in reads)) <= nbytes:
         return None
     whole, nbytes = sum(read.kept for read in reads), nbytes - sum(read.own for read in reads)
     best: tuple[int, list[Read]] | None = None
     sizes = sorted({read.resident for read in reads}, reverse=True)
-    for most, often in product(sizes, sorted({len(read.ranges) for read in reads}, reverse=True)):
-        smaller = [read for read in reads if read.resident <= most and len(read.ranges) <= often]
-        spare = nbytes - whole + sum(read.kept for read in smaller)
-        least = largest_at_once(smaller)
+    times = {name: sum(len(read.ranges) for read in forms) for name, forms in weights.items()}
+    for most, often in product(sizes, sorted(set(times.values()), reverse=True)):
+        smaller = [
+            forms
+            for name, forms in weights.items()
+            if max(read.resident for read in forms) <= most and times[name] <= often
+        ]
+        inside = _reads_of(smaller)
+        spare = nbytes - whole + sum(read.kept for read in inside)
+        least = largest_at_once(inside)
         if spare < least:
             continue
         # Without some of them others come next to each other: that much the window grows at most
         for room in {spare - least, max(0, spare - least - most)}:
-            left = _spread(smaller, room)
+            left = _reads_of(_spread(smaller, room))
             held = whole - sum(read.kept for read in left) + largest_at_once(left)
             read_bytes = sum(bytes_read(read) for read in left)
             if left and held <= nbytes and (best is None or read_bytes < best[0]):
                 best = read_bytes, left
     if best is None:
         raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
-    left = best[1]
-    return WeightWindow(largest_at_once(left), tuple(read.name for read in left))
+    return WeightWindow(max(1, largest_at_once(best[1])), tuple(_by_weight(best[1])))
+
+
+def _by_weight(reads: Iterable[Read]) -> dict[str, list[Read]]:
+    """The forms of each weight, by its name."""
+    found = dict[str, list[Read]]()
+    for read in reads:
+        found.setdefault(read.name, []).append(read)
+    return found
+
+
+def _reads_of(weights: Iterable[Sequence[Read]]) -> list[Read]:
+    """All forms of some weights, in the order of `weight_reads`."""
+    return sorted((read for forms in weights for read in forms), key=lambda read: (read.ranges, read.name))
 
 
 def bytes_read(read: Read) -> int:
-    """Bytes of a weight that a run reads from the file."""
+    """Bytes of a form of a weight that a run reads from the file."""
     return read.resident * len(read.ranges)
 
 
-def _spread(reads: Sequence[Read], room: int) -> list[Read]:
+def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:
     """Those that aren't kept, where ``room`` bytes of them are, evenly along the steps."""
-    whole, due, left = sum(read.kept for read in reads), 0, list[Read]()
-    for read in reads:
-        due += read.kept * room
-        if due >= read.kept * whole > 0:
-            due -= read.kept * whole
+    sizes = [sum(read.kept for read in forms) for forms in weights]
+    whole, due, left = sum(sizes), 0, list[list[Read]]()
+    for forms, size in zip(weights, sizes, strict=True):
+        due += size * room
+        if due >= size * whole > 0:
+            due -= size * whole
         else:
-            left.append(read)
+            left.append(forms)
     return left
 
 
@@ -227,12 +255,17 @@ def resident_bytes(reads: Sequence[Read], window: WeightWindow, parameters: int)
 
 def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
     """Why a window can't be of a model; empty where it can."""
-    by_name = {read.name: read for read in reads}
-    unknown = next((name for name in window.weights if name not in by_name), None)
+    known, named = _by_weight(reads), set(window.weights)
+    unknown = next((name for name in window.weights if name not in known), None)
     if unknown is not None:
         return f"'{unknown}' is no weight that can stay in the file"
-    named = set(window.weights)
-    if [read.name for read in reads if read.name in named] != list(window.weights):
+    if not named:
+        return "it has a window of weights, and none that stays in the file"
+    if [name for name in known if name in named] != list(window.weights):
         return "the weights of its window aren't in the order in which steps read them"
-    needed = largest_at_once([read for read in reads if read.name in named])
-    return f"its window of weights has {window.nbytes} bytes where {needed} are read" if needed > window.nbytes else ""
+    inside = [read for read in reads if read.name in named]
+    needed, most = largest_at_once(inside), sum(read.resident for read in inside)
+    if needed > window.nbytes:
+        return f"its window of weights has {window.nbytes} bytes where {needed} are read"
+    too_large = window.nbytes > max(1, most)
+    return f"its window of weights has {window.nbytes} bytes, and what passes {most}" if too_large else ""

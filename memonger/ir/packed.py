@@ -30,9 +30,6 @@ META = "memonger.packed"
 SMALLEST = 4096
 """Bytes of a weight that is packed in the file: what is smaller fills no page."""
 
-MOST_COPIES = 2
-"""Packed copies that the file has of a weight at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -63,7 +60,8 @@ class Packed:
 class Copy(NamedTuple):
     """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in.
 
-    Of each of its ``buffers`` that is the first byte in the file, and how many there are.
+    Of each of its ``buffers`` that is the first byte in the file, and how many there are. Of a weight with two copies
+    the one for kernels that read it as it is comes first, and then that for those that read it transposed.
     """
 
     weight: ir.Value
@@ -72,31 +70,32 @@ class Copy(NamedTuple):
     buffers: tuple[tuple[int, int], ...]
 
 
-def packed_buffers(value: ir.Value) -> tuple[tuple[int, ...], ...]:
-    """Of each packed copy of a weight the bytes of its buffers: one copy for each way in which kernels read it.
+def packed_buffers(value: ir.Value) -> dict[bool, tuple[int, ...]]:
+    """Of each packed copy of a weight the bytes of its buffers: of the one for kernels that read it as it is, by False,
+    and of the one for those that read it transposed, by True, in this order; of each only where there are such kernels.
 
     Args:
         value: An initializer. Others than those that pack it may read it as well: they read it as it is.
 
-    Returns: Nothing where none packs it, or they do in more ways than two.
+    Returns: Nothing where none packs it, or they differ in what they make of it.
     """
-    ways = {way for node, index in value.uses() if (way := way_of(node, index)) is not None}
-    return tuple(buffers for _, buffers in sorted(ways)) if len(ways) <= MOST_COPIES else ()
+    found = {(reads_transposed(node), buffers) for node, index in value.uses() if (buffers := packing(node, index))}
+    ways = dict(sorted(found))
+    return ways if len(ways) == len(found) else {}
 
 
-def packed_sizes(value: ir.Value) -> tuple[int, ...]:
+def packed_sizes(value: ir.Value) -> dict[bool, int]:
     """Bytes of a weight's packed copies: see `packed_buffers`."""
-    return tuple(sum(buffers) for buffers in packed_buffers(value))
+    return {way: sum(buffers) for way, buffers in packed_buffers(value).items()}
 
 
-Way = tuple[bool, tuple[int, ...]]
-"""Whether a kernel reads a weight transposed, and the bytes of the buffers that it packs it into."""
+def second_copies(model: ir.Model) -> dict[str, int]:
+    """Bytes that weights take because products read them both as they are and transposed, by name, where they do.
 
-
-def way_of(node: ir.Node, index: int) -> Way | None:
-    """How a node's kernel packs an input; None where it reads it as it lies, or packs it in a way that isn't known."""
-    buffers = packing(node, index)
-    return (bool(number(node, "transB", 0)), buffers) if buffers else None
+    On the CPU each of these has two packed copies: in the plan's file, or in memory where that holds none.
+    """
+    twice = (value for value in model.graph.initializers.values() if len(packed_sizes(value)) > 1)
+    return {str(value.name): value.const_value.nbytes for value in twice if value.const_value is not None}
 
 
 def is_packing(node: ir.Node, index: int) -> bool:
@@ -104,9 +103,20 @@ def is_packing(node: ir.Node, index: int) -> bool:
     return bool(packing(node, index))
 
 
+def reads_transposed(node: ir.Node) -> bool:
+    """Whether a product multiplies by its right operand transposed."""
+    return bool(number(node, "transB", 0))
+
+
 def packed_of(tensor: ir.TensorProtocol | None) -> tuple[Packed, ...]:
-    """Where the packed copies of a weight lie that its file has."""
+    """Where the packed copies of a weight lie that its file has, in the order of `packed_sizes`."""
     return tensor.meta.get(META, ()) if isinstance(tensor, ir.ExternalTensor) else ()
+
+
+def packed_by_way(value: ir.Value) -> dict[bool, Packed]:
+    """The same by whether products read them transposed; none where the file hasn't all that products read."""
+    ways, there = packed_sizes(value), packed_of(value.const_value)
+    return dict(zip(ways, there, strict=True)) if len(ways) == len(there) else {}
 
 
 def all_packed(model: ir.Model) -> Iterator[tuple[ir.ExternalTensor, Packed]]:

@@ -6,18 +6,22 @@ It stands in ``metadata_props["memonger.forward"]`` without the weights that the
 import base64
 import binascii
 import logging
+import os
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from memonger.errors import LoadError, PlanError
+from memonger.errors import LoadError, PlanError, SessionError
 from memonger.files import ScratchFolder
 from memonger.ir import save
 from memonger.ir.checks import root_cause
 from memonger.ir.model import Model
 from memonger.ir.rewrite import remove_unused
-from memonger.ir.tensors import is_large
+from memonger.ir.tensors import FILES, DataFile, is_large
 from memonger.ir.training_roles import Training
 from memonger.ir.values import input_at, tensor_shape
 from memonger.model import load
@@ -80,8 +84,9 @@ def embed(model: ir.Model, forward: ir.Model, roles: Training) -> None:
 def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | None:
     """The forward model in a training model; None where there is none.
 
-    Weights that the training model holds as plain initializers are taken from there. What it has as inputs (trained
-    parameters, running statistics) is an input here too, or with ``trained`` an initializer: the input's default.
+    Weights that the training model holds as plain initializers are taken from there: the same tensors, which are in
+    memory or in a file. What it has as inputs (trained parameters, running statistics) is an input here too, or with
+    ``trained`` an initializer: the input's default. Then all of them are copies in memory.
 
     Raises:
         PlanError: it is malformed.
@@ -97,8 +102,9 @@ def extract(model: ir.Model, name: str, *, trained: bool = False) -> ir.Model | 
     for value in list(forward.graph.inputs):
         other = model.graph.initializers.get(str(value.name))
         if other is not None and other.const_value is not None and (trained or not other.is_graph_input()):
-            # a copy: the tensor itself may be part of a message, and would keep all of it, weights included
-            value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
+            value.const_value = other.const_value
+            if trained:  # the tensor itself may be part of a message, and would keep all of it, weights included
+                value.const_value = ir.tensor(other.const_value.numpy().copy(), name=value.name)
             forward.graph.inputs.remove(value)
             forward.graph.register_initializer(value)
     return forward
@@ -137,10 +143,52 @@ def to_inference_form(forward: ir.Model) -> None:
         remove_unused(Model(forward, str(forward.graph.name)))
 
 
-def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFolder | None]:
-    """The model as a message, which takes a fraction of its memory, and a folder of its large weights if they are many.
+@dataclass(frozen=True, slots=True)
+class FrozenWeights:
+    """Where large weights of a forward model wait that aren't trained, until it is evaluated or exported.
 
-    These aren't trained: onnxruntime has them, and only evaluation and export read them again. `unpacked` undoes it.
+    Attributes:
+        files: What keeps temporary files alive that they lie in.
+        folders: The folder of each, by its name.
+        stamps: Size and time of change (ns) of the files that others may change, by path.
+    """
+
+    files: tuple[object, ...]
+    folders: Mapping[str, str]
+    stamps: Mapping[str, tuple[int, int]]
+
+    def check(self) -> None:
+        """Check that the files are as they were.
+
+        Raises:
+            SessionError: one isn't.
+        """
+        for path, stamp in self.stamps.items():
+            if _stamp(path) != stamp:
+                what = "changed" if os.path.exists(path) else "removed"
+                raise SessionError(
+                    f"{path} was {what} since the session was made, and frozen weights lie in it that evaluate() and "
+                    "export() need. Save the state, save the plan again, and make a new session."
+                )
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def packed(forward: ir.Model | None, files: object = None) -> tuple[onnx.ModelProto | None, FrozenWeights | None]:
+    """The model as a message, which takes a fraction of its memory, and where its large weights are if these are many.
+
+    These aren't trained: onnxruntime has them, and only evaluation and export read them again. Those in a file stay
+    there, as in that of the plan; the others are written to one. `unpacked` undoes it.
+
+    Args:
+        forward: The model; None where there is none.
+        files: What keeps temporary files alive that its weights lie in, if any.
 
     Raises:
         PlanError: the model can't be written as a message, for an attribute without a type, say.
@@ -148,31 +196,47 @@ def packed(forward: ir.Model | None) -> tuple[onnx.ModelProto | None, ScratchFol
     if forward is None:
         return None, None
     tensors = {name: value.const_value for name, value in forward.graph.initializers.items()}
-    large = {name: tensor for name, tensor in tensors.items() if tensor is not None and is_large(tensor)}
-    folder = None
-    if sum(tensor.nbytes for tensor in large.values()) >= _MANY:
+    there = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)}
+    rest = {name: tensor for name, tensor in tensors.items() if tensor is not None and name not in there}
+    inside = {name: tensor for name, tensor in rest.items() if is_large(tensor)}
+    scratch = None
+    if sum(tensor.nbytes for tensor in inside.values()) >= _MANY:
         try:
-            folder = ScratchFolder()
-            written = ir.external_data.convert_tensors_to_external([*large.values()], folder.path, "weights")
-            for name, tensor in zip(large, written, strict=True):
+            scratch = ScratchFolder()
+            written = ir.external_data.convert_tensors_to_external([*inside.values()], scratch.path, "weights")
+            for name, tensor in zip(inside, written, strict=True):
                 forward.graph.initializers[name].const_value = tensor
         except OSError as error:
             logger.warning("frozen weights stay in memory for evaluation, as no folder takes them: %s.", error)
-            folder = None
+            scratch = None
+    folders = {name: os.path.abspath(tensor.base_dir) for name, tensor in there.items()}
+    stamps = {str(Path(tensor.path).resolve()): (0, 0) for tensor in there.values()}
+    stamps = {path: stamp for path in stamps if (stamp := _stamp(path)) is not None}
+    folders |= dict.fromkeys(inside, str(scratch.path)) if scratch is not None else {}
+    kept = [scratch, files, *(tensor.meta.get(FILES) for tensor in there.values())]
+    frozen = FrozenWeights(tuple({id(one): one for one in kept if one is not None}.values()), folders, stamps)
     try:
-        return ir.to_proto(forward), folder
+        return ir.to_proto(forward), frozen if folders else None
     except ir.serde.SerdeError as error:
         raise PlanError(
             f"{forward.graph.name}: the forward model in its metadata '{KEY}' is malformed: {root_cause(error)}."
         ) from error
 
 
-def unpacked(message: onnx.ModelProto | None, folder: ScratchFolder | None) -> ir.Model | None:
-    """The model that `packed` was given."""
+def unpacked(message: onnx.ModelProto | None, frozen: FrozenWeights | None) -> ir.Model | None:
+    """The model that `packed` was given.
+
+    Raises:
+        SessionError: a file of its weights was changed or removed meanwhile.
+    """
     if message is None:
         return None
     forward = ir.from_proto(message)
-    if folder is not None:
-        ir.external_data.set_base_dir(forward.graph, folder.path)
+    if frozen is not None:
+        frozen.check()
+        for name, folder in frozen.folders.items():
+            value = forward.graph.initializers[name]
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = DataFile.of(value.const_value, base_dir=folder)
     forward.graph.meta[load.FOREIGN] = True
     return forward

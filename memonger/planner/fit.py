@@ -366,7 +366,7 @@ class _SizeSearch:
             assert complaint is not None
             raise complaint
         roles = training_roles.read(job.lowered.model, job.source.name)
-        weights, in_file = parameter_bytes(job.lowered.model, roles), with_window(job)
+        weights, in_file = parameter_bytes(job.lowered.model, roles, job.device), with_window(job)
         self.may_have_window = self.options.budget is not None and in_file is not None
         if weights > self.memory and self.may_have_window and in_file is not None:
             self.has_window, job = True, in_file

@@ -18,7 +18,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
-from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads, why_kept
+from memonger.graph.weight_window import Read, choose_window, largest_at_once, weight_reads, why_kept
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -379,7 +379,7 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
         reads = weight_reads(job.lowered.model)
         bound = min(error.lower_bound for error in refusals)
-        bound += max(read.resident for read in reads) - largest_at_once(reads)
+        bound += max(read.resident for read in reads) - _smallest_window(job, reads)
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
         refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
@@ -412,7 +412,7 @@ def attempts(job: Job) -> Iterator[Job]:
     """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
 
     With all else as large as it is without a budget more of the weights are left there, and with all else as small as
-    the budget makes it fewer: the first computes nothing again.
+    the budget makes it fewer: the first computes nothing again but what is computed again anyway.
     """
     budget = job.request.budget
     in_file = None if budget is None else with_window(job)
@@ -422,23 +422,35 @@ def attempts(job: Job) -> Iterator[Job]:
     if job.request.base < budget:
         yield job.copy()
     unlimited = dataclasses.replace(in_file.request, budget=None)
-    yield dataclasses.replace(in_file.copy(), request=unlimited, strategy="none")
+    usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
+    yield dataclasses.replace(in_file.copy(), request=unlimited, strategy=usual)
     yield in_file.copy()
 
 
 def with_window(job: Job) -> Job | None:
     """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
 
-    That is for inference on this machine's processor: the file has the weights as its kernels read them.
+    That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
+    stay there that are frozen.
     """
     model, request = job.lowered.model, job.request
-    if job.mode != "inference" or not packs_here(job.lowered.stamp) or parameter_bytes(model, None) < MAPPED_LIMIT:
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    if not packs_here(job.lowered.stamp) or sum(one.nbytes for one in tensors if one is not None) < MAPPED_LIMIT:
         return None
     reads = weight_reads(model)
     if not reads:
         return None
-    base = request.base + sum(read.own - read.nbytes for read in reads) + largest_at_once(reads)
+    base = request.base + sum(read.own - read.nbytes for read in reads) + _smallest_window(job, reads)
     return dataclasses.replace(job, has_window=True, request=dataclasses.replace(request, base=base))
+
+
+def _smallest_window(job: Job, reads: Sequence[Read]) -> int:
+    """Bytes of the window where no weight is kept.
+
+    What a training step computes again reads its weights again, next to any other: there two of them always fit.
+    """
+    most = largest_at_once(reads)
+    return most if job.mode == "inference" else max(most, sum(sorted(read.resident for read in reads)[-2:]))
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
@@ -497,6 +509,7 @@ def _request_of(
 
         with_collectives(model, graph, roles, options.buckets, str(model.graph.name))
         graph = graph_of(model, roles, seconds, workspace, host, device, ranges)
+    beside = parameter_bytes(model, roles, device) + input_bytes(model, roles) + state_bytes(model, graph)
     at_run_time = 0 if measured is None else run_time_bytes(graph, measured.run_time)
     if options.budget is not None and is_sized_at_run_time(model):
         at_run_time += LIMIT_MARGIN
@@ -506,7 +519,7 @@ def _request_of(
     return _request(
         options,
         graph,
-        base=parameter_bytes(model, roles) + input_bytes(model, roles) + state_bytes(model, graph) + at_run_time,
+        base=beside + at_run_time,
         estimates=estimates,
         run_time=at_run_time if is_sized_at_run_time(model) else None,
         stages=recorded.stages,
@@ -686,7 +699,7 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
             besides["device"] = str(job.device)
         example = call("fit", job.source.name, memory=exactly(error.budget), **besides)
         hint += f" The largest {size} that fits: {example}"
-    weights = parameter_bytes(job.lowered.model, None) if job.mode == "inference" else 0
+    weights = sum(read.nbytes for read in weight_reads(job.lowered.model))
     if job.device.facts.is_portable and weights >= max(MAPPED_LIMIT, error.smallest // 2):
         hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     bound = error.lower_bound
@@ -704,7 +717,7 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
         return plan
     model, seconds = job.lowered.model, math.fsum(measured.seconds.values())
     roles = training_roles.read(model, str(model.graph.name))
-    if not can_be_timed(seconds, parameter_bytes(model, roles)):
+    if not can_be_timed(seconds, parameter_bytes(model, roles, job.device)):
         return plan
     off = dataclasses.replace(job.copy(), options=dataclasses.replace(options, chunks="off"))
     whole, spent = finish(*decided(off), begin), job.lowered.spent

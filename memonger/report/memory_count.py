@@ -11,6 +11,7 @@ from typing import Unpack
 
 import onnx_ir as ir
 
+from memonger.devices import Device, parse_device
 from memonger.errors import LoadError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes, worst_step
@@ -152,7 +153,8 @@ def count_memory(
     roles = training_roles.read(model, str(model.graph.name))
     measured = job.lowered.calibration
     held = 0 if measured is None else run_time_bytes(graph, measured.run_time)
-    rest = replace(_persistent(model, roles), workspace=max(graph.workspace, default=0) or None, run_time=held)
+    beside = _persistent(model, roles, job.device)
+    rest = replace(beside, workspace=max(graph.workspace, default=0) or None, run_time=held)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
 
@@ -170,7 +172,7 @@ def count_plan(plan: BasePlan) -> MemoryCount:
     graph = plan.graph
     if isinstance(plan, Plan):
         kinds = value_kinds(graph, plan.training)
-        own = _persistent(plan.model, plan.training)
+        own = _persistent(plan.model, plan.training, parse_device(plan.device))
         in_file = plan.parameter_bytes - plan.resident_parameter_bytes
         own = replace(own, parameters=own.parameters - in_file)
         rest = replace(own, workspace=plan.workspace_bytes, run_time=plan.run_time_bytes)
@@ -267,14 +269,14 @@ def _parameter_of(graph: Graph, roles: Training) -> dict[int, int]:
     return {value: parameter for value, parameter in reached.items() if parameter != _MANY}
 
 
-def _persistent(model: ir.Model, roles: Training | None) -> KindBytes:
+def _persistent(model: ir.Model, roles: Training | None, device: Device) -> KindBytes:
     """What lies beside the arena: parameters, optimizer state, accumulated gradients, inputs."""
     inputs = {str(value.name): nbytes(value) or 0 for value in model.graph.inputs}
     state = sum(inputs.get(name, 0) for name in roles.state) if roles else 0
     summed = sum(inputs.get(name, 0) for name in roles.accumulated.values()) if roles else 0
     return KindBytes(
         parameter_gradients=summed,
-        parameters=parameter_bytes(model, roles) - state - summed,
+        parameters=parameter_bytes(model, roles, device) - state - summed,
         optimizer_state=state,
         inputs=input_bytes(model, roles),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memonger.devices import parse_device
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
@@ -148,7 +149,8 @@ class View:
         if plan.run_time_bytes:
             yield Rectangle("values sized at run time", WORKSPACE, offset, plan.run_time_bytes, 0, end)
         offset += plan.run_time_bytes
-        stays = {**parameter_sizes(plan.model, plan.training), **state_sizes(plan.model, plan.graph)}
+        weights = parameter_sizes(plan.model, plan.training, parse_device(plan.device))
+        stays = {**weights, **state_sizes(plan.model, plan.graph)}
         for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
             for name, size in tensors.items():
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))

@@ -56,10 +56,12 @@ def load_cut(plan: CutPlan, make_engine: Callable[[SessionGroup, Any], Engine]) 
         make_engine: Makes the session of a group, with the pool of those before.
     """
     engines: list[Engine] = []
-    for group in plan.groups:
-        engines.append(make_engine(group, engines[-1].pool if engines else None))
-    engines[-1].reserve()
-    return LoadedPlan(plan.program, plan.steps, tuple(engines), gate=plan.gate)
+    reader = None if plan.reads is None else WeightReader(plan.reads)
+    with nullcontext() if reader is None else reader.loading():
+        for group in plan.groups:
+            engines.append(make_engine(group, engines[-1].pool if engines else None))
+        engines[-1].reserve()
+    return LoadedPlan(plan.program, plan.steps, tuple(engines), gate=plan.gate, reader=reader)
 
 
 class Exchange(Protocol):
@@ -229,6 +231,7 @@ class Executable:
             SessionError: the shape is outside the ranges; targets overlap; the runtime failed, or didn't follow the
                 planned order: see `changes_anything`.
         """
+        self._done, self._runs = 0, False
         with nullcontext() if self._reader is None else self._reader.running():
             self._run_kept(inputs, targets, goes_on, exchange)
 
@@ -325,6 +328,11 @@ class Executable:
         if self._kept is not None:
             self._kept.begin(binding.program)
         return binding.run_fast(inputs, copy)
+
+    @property
+    def weight_readers(self) -> tuple[WeightReader, ...]:
+        """What holds weights that stay in the plan's file to their window; there is none where all are in memory."""
+        return () if self._reader is None else (self._reader,)
 
     @property
     def changes_anything(self) -> bool:

@@ -11,7 +11,7 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, packed_buffers, packed_of, way_of
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_buffers, packed_of, reads_transposed
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
@@ -52,38 +52,55 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights, by a model of the first node that packs each in one way, and the first in the other."""
-    wanted = set(weights)
+    """Those of these weights: of each as kernels read it that read it as it is, and then as those transposed.
+
+    Two copies of a weight may have the same length, and onnxruntime doesn't say which is which: so they are packed by
+    models of their own, of the first node that reads each.
+    """
+    with temporary_folder() as folder:
+        packed = {way: _packed_one_way(model, weights, way, folder / str(way)) for way in (False, True)}
+        for value in weights:
+            copies = [packed[way].get(value) for way in packed_buffers(value)]
+            yield from (copy for copy in copies if copy is not None and None not in copies)
+    process_memory.give_back()
+
+
+def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder: Path) -> dict[ir.Value, Copy]:
+    """Copies of those that kernels read this way: transposed or as they are."""
+    wanted = {value for value in weights if way in packed_buffers(value)}
     readers = {
-        (value, way): node
+        value: node
         for node in reversed(model.graph)
         for index, value in enumerate(node.inputs)
-        if value in wanted and (way := way_of(node, index)) is not None
+        if value in wanted and is_packing(node, index) and reads_transposed(node) is way
     }
     nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
-    with temporary_folder() as folder:
-        path = folder / "packed.onnx"
-        settings = {
-            **ort.RUN_ONCE,
-            "session.optimized_model_external_initializers_file_name": _FILE,
-            "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
-            "session.save_external_prepacked_constant_initializers": "1",
-        }
-        try:
-            part = extract(model, nodes, [node.outputs[0] for node in nodes])
-            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=settings))
-            message = onnx.load(path, load_external_data=False)
-        except (SessionError, OSError):
-            return
-        found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
-        for value in weights:
-            said = found.get(str(value.name), {})
-            entries = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
-            copies = [Copy(value, one[1], folder / _FILE, _buffers(one[2])) for one in entries if one is not None]
-            sizes = sorted(tuple(length for _, length in copy.buffers) for copy in copies)
-            if sizes == sorted(packed_buffers(value)):
-                yield from sorted(copies, key=lambda copy: copy.key)
-    process_memory.give_back()
+    if not nodes:
+        return {}
+    folder.mkdir()
+    path = folder / "packed.onnx"
+    entries = {
+        **ort.RUN_ONCE,
+        "session.optimized_model_external_initializers_file_name": _FILE,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(SMALLEST),
+        "session.save_external_prepacked_constant_initializers": "1",
+    }
+    try:
+        part = extract(model, nodes, [node.outputs[0] for node in nodes])
+        session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+        message = onnx.load(path, load_external_data=False)
+    except (SessionError, OSError):
+        return {}
+    found = {each.name: {e.key: e.value for e in each.external_data} for each in message.graph.initializer}
+    copies = dict[ir.Value, Copy]()
+    for value in wanted:
+        said = found.get(str(value.name), {})
+        entry = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
+        if len(entry) == 1 and entry[0]:
+            copy = Copy(value, entry[0][1], folder / _FILE, _buffers(entry[0][2]))
+            if tuple(length for _, length in copy.buffers) == packed_buffers(value)[way]:
+                copies[value] = copy
+    return copies
 
 
 def _buffers(text: str) -> tuple[tuple[int, int], ...]:

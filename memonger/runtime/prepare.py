@@ -19,7 +19,7 @@ from memonger.graph.verify import verify
 from memonger.graph.weight_window import in_order, weight_reads
 from memonger.ir.maps import maps_of
 from memonger.ir.operators import facts
-from memonger.ir.packed import all_packed, packed_of
+from memonger.ir.packed import packed_by_way
 from memonger.model.kept_state import check_state, every_name
 from memonger.plan import Plan, graph_of, limit_of
 from memonger.runtime import ort
@@ -140,21 +140,21 @@ def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
     named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), mapped.weight_digests
-    copies = {digests.get(str(tensor.name)): packed_of(tensor) for tensor, _ in all_packed(mapped.model)}
+    weights = mapped.model.graph.initializers
+    copies = {  # onnxruntime finds them by content: equal weights have one
+        (digests.get(name), way): one for name, value in weights.items() for way, one in packed_by_way(value).items()
+    }
     for first, last, read in in_order(weight_reads(plan.model)):
         if read.name not in named or not read.resident:  # no step reads it, where a kernel has read it at load
             continue
-        tensor = mapped.model.graph.initializers[read.name].const_value
+        tensor = weights[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
-        file, packed = files.setdefault(os.path.realpath(tensor.path), len(files)), packed_of(tensor)
-        if not packed and read.packed:  # onnxruntime finds copies by content: equal weights have one
-            packed = copies.get(digests.get(read.name, ""), ())
-        spans = [FileSpan(file, one.offset, one.length, ahead=True) for one in packed]
-        if not packed or read.whole is not None:
-            spans.append(FileSpan(file, tensor.offset or 0, tensor.nbytes, ahead=read.whole is not False))
-        reads.append(WeightRead(first, last, tuple(spans), read.resident))
-    return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads))
+        file, span = files.setdefault(os.path.realpath(tensor.path), len(files)), (tensor.offset or 0, tensor.nbytes)
+        if read.transposed is not None and (packed := copies.get((digests.get(read.name), read.transposed))):
+            span = packed.offset, packed.length
+        reads.append(WeightRead(first, last, FileSpan(file, *span, ahead=read.whole), read.resident))
+    return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads)) if reads else None
 
 
 def _numbered(groups: Iterable[SessionGroup], number: int) -> Iterator[SessionGroup]:

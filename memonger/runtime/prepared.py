@@ -245,6 +245,55 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Bytes of a file.
+
+    Attributes:
+        file: Number of the file.
+        begin: The first one.
+        length: How many.
+        ahead: Whether they are read ahead: all of them will be needed.
+    """
+
+    file: int
+    begin: int
+    length: int
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRead:
+    """A time that steps read a weight that stays in the file.
+
+    Attributes:
+        first: The first step that reads it.
+        last: The last one.
+        span: Where it lies in the form in which they read it.
+        resident: Bytes of it that are in memory meanwhile.
+    """
+
+    first: int
+    last: int
+    span: FileSpan
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSchedule:
+    """How the weights of a plan that stay in its file are read: see `memonger.runtime.weight_reader`.
+
+    Attributes:
+        nbytes: The most bytes of them that are to be in memory at once.
+        files: The files that they lie in.
+        reads: The times that steps read one, in their order.
+    """
+
+    nbytes: int
+    files: tuple[str, ...]
+    reads: tuple[WeightRead, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CutPlan:
     """A plan cut into partitions.
 
@@ -256,6 +305,7 @@ class CutPlan:
         parts: Of what persists in training: see `PersistentPart`.
         buckets: What ranks add up, in the order in which that begins.
         cuda: How the CUDA provider is set up.
+        reads: Of a training plan how weights that stay in the file are read; None where all are in memory.
     """
 
     program: Program
@@ -265,6 +315,7 @@ class CutPlan:
     parts: tuple[PersistentPart, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     cuda: Cuda | None = None
+    reads: ReadSchedule | None = None
 
 
 class Ranged(Protocol):
@@ -291,55 +342,6 @@ class Ranged(Protocol):
     def session_of(self, program: Program) -> int: ...
 
     def filled_up(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Shape], dict[str, Shape]] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FileSpan:
-    """Bytes of a file.
-
-    Attributes:
-        file: Number of the file.
-        begin: The first one.
-        length: How many.
-        ahead: Whether they are read ahead: all of them will be needed.
-    """
-
-    file: int
-    begin: int
-    length: int
-    ahead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRead:
-    """A time that steps read a weight that stays in the file.
-
-    Attributes:
-        first: The first step that reads it.
-        last: The last one.
-        spans: Where it lies.
-        resident: Bytes of it that are in memory meanwhile.
-    """
-
-    first: int
-    last: int
-    spans: tuple[FileSpan, ...]
-    resident: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSchedule:
-    """How the weights of a plan that stay in its file are read: see `memonger.runtime.weight_reader`.
-
-    Attributes:
-        nbytes: The most bytes of them that are to be in memory at once.
-        files: The files that they lie in.
-        reads: The times that steps read one, in their order.
-    """
-
-    nbytes: int
-    files: tuple[str, ...]
-    reads: tuple[WeightRead, ...]
 
 
 @dataclass(frozen=True, slots=True)

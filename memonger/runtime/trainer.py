@@ -29,6 +29,7 @@ from memonger.runtime.session import check_graphs
 from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
 from memonger.runtime.training_plans import TrainingPlans, read_plans, with_parts
+from memonger.runtime.weight_reader import WeightReader
 from memonger.units import format_size, shown
 from memonger.words import quoted
 
@@ -400,6 +401,14 @@ class Trainer:
     def engines(self) -> tuple[Engine, ...]:
         """What runs a step's partitions, in order."""
         return self._bound[0].engines
+
+    @property
+    def weight_readers(self) -> tuple[WeightReader, ...]:
+        """What holds frozen weights that stay in the plan's file to their window, of each plan that has such.
+
+        What the last step took is in `WeightReader.last`.
+        """
+        return tuple(reader for bound in self._bound for reader in bound.weight_readers)
 
     def _set(self, role: str, content: float | None) -> None:
         if role in self._scalars and content is not None:

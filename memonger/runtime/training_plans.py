@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from memonger.devices import Cuda, Device
 from memonger.errors import SessionError
-from memonger.files import ScratchFolder
 from memonger.graph.collectives import collectives_of, expanded
 from memonger.graph.graph import needed_by
 from memonger.ir.element_types import ElementType
@@ -36,7 +35,7 @@ from memonger.runtime.as_written import check_as_written
 from memonger.runtime.detached import Detached, detach
 from memonger.runtime.loaded_model import check_room
 from memonger.runtime.partition import partitions
-from memonger.runtime.prepare import check_stamp, device_of, room_of, verified
+from memonger.runtime.prepare import check_stamp, device_of, reads_of, room_of, verified
 from memonger.runtime.prepared import Bucket, CutPlan, PersistentPart, Program, SessionGroup
 from memonger.runtime.program import inputs_of, program_of, without_defaults
 from memonger.runtime.store import Store
@@ -117,7 +116,7 @@ class TrainingPlans:
         weights: Parameters and statistics, each rank's together, as they are before the first step.
         state: All else that persists, which can be given back between steps.
         cuts: The plans, cut into partitions.
-        forward: The forward model, packed; ``frozen``: the folder of its large weights.
+        forward: The forward model, packed; ``frozen``: where its large weights are.
         cuda: How that provider is set up.
         rate: The default learning rate.
         loss_scale: That of the first step; None where the loss isn't scaled.
@@ -133,7 +132,7 @@ class TrainingPlans:
     state: Store
     cuts: list[CutPlan]
     forward: onnx.ModelProto | None
-    frozen: ScratchFolder | None
+    frozen: forward_model.FrozenWeights | None
     device: Device
     cuda: Cuda
     name: str
@@ -174,7 +173,7 @@ def read_plans(
             check_as_written(one, where)
     check_room(room_of(plans), where)
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
-    forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name))
+    forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name), first.files)
     shares = Shares.of(first, roles[0])
     others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
     cuts = [
@@ -195,7 +194,8 @@ def read_plans(
         max(one.arena_bytes for one in plans), " ".join(map(plan_digest, plans)) if first.graph.collectives else "",
         whole, shares, owners,
     )  # fmt: skip
-    return detach(read, *(one.arena for one in stores), frozen)
+    kept = () if frozen is None else frozen.files
+    return detach(read, *(one.arena for one in stores), *kept)
 
 
 def cut_step(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> CutPlan:
@@ -247,6 +247,7 @@ def cut_step(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -
         parts=parts,
         buckets=buckets,
         cuda=plan.stamp.cuda if plan.stamp is not None else None,
+        reads=reads_of(plan, plan),
     )
 
 

@@ -69,8 +69,8 @@ class Reading:
         seconds: What the run took.
         waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
         most_bytes: The most bytes of these weights that steps had read and that weren't dropped yet, at any look. More
-            than the window where steps are faster than the reader looks: it drops what is behind them, and holds none.
-        window_bytes: The window that the plan says.
+            than the window (`memonger.Plan.window`) where steps are faster than the reader looks: it drops what is
+            behind them, and holds none.
     """
 
     nbytes: int
@@ -78,7 +78,6 @@ class Reading:
     seconds: float
     waited: float
     most_bytes: int
-    window_bytes: int
 
 
 class WeightReader:
@@ -98,8 +97,7 @@ class WeightReader:
         self._files = [_DataFile(path) for path in schedule.files]
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
-        self._nbytes = sum(span.length for read in schedule.reads for span in read.spans if span.ahead)
-        self._window_bytes = schedule.nbytes
+        self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead)
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
@@ -136,7 +134,7 @@ class WeightReader:
             with self._at("run"):
                 yield
             took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
-            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most, self._window_bytes)
+            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -225,8 +223,11 @@ class _DataFile:
         Raises:
             SessionError: it isn't.
         """
-        now = os.fstat(self.descriptor)
-        if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
+        now, then = os.fstat(self.descriptor), self.status
+        is_as_it_was = (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
+        if now.st_nlink == then.st_nlink:  # else a name came or went, which changes that time and no byte
+            is_as_it_was = is_as_it_was and now.st_ctime_ns == then.st_ctime_ns
+        if not is_as_it_was:
             what = "shorter" if now.st_size < self.status.st_size else "another"
             raise SessionError(
                 f"{self.path} was changed since the session was made: it is {what} now, and weights stay in it. Save "
@@ -301,17 +302,17 @@ class _Follower:
                 _drop(pages.fileno(), one.address, one.length)
         latest = dict[tuple[int, int], int]()
         for number, read in enumerate(self._schedule.reads):
-            for span in read.spans:
-                places, key = _addresses(maps, span), (span.file, span.begin)
-                self._before[number], latest[key] = latest.get(key, self._before[number]), number
-                if not places:
-                    path = self._files[span.file].path
-                    self.why_not = f"onnxruntime doesn't map {path}, but has weights in memory of its own"
-                for begin, length in places:
-                    first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
-                    self._pieces[number].append((first, last - first))
-                    middle = begin + length // 2
-                    self._watched[number] += [min(begin + _AROUND, middle), middle] if span.ahead else []
+            span = read.span
+            places, key = _addresses(maps, span), (span.file, span.begin)
+            self._before[number], latest[key] = latest.get(key, -1), number
+            if not places:
+                path = self._files[span.file].path
+                self.why_not = f"onnxruntime doesn't map {path}, but has weights in memory of its own"
+            for begin, length in places:
+                first, last = -(-begin // _PAGE) * _PAGE, (begin + length) // _PAGE * _PAGE
+                self._pieces[number].append((first, last - first))
+                middle = begin + length // 2
+                self._watched[number] += [min(begin + _AROUND, middle), middle] if span.ahead else []
 
     # By the thread
 
@@ -349,7 +350,7 @@ class _Follower:
     def _while_running(self, pages: int) -> None:
         reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
         room = process_memory.room()
-        self._is_short = room is not None and room < sum(span.length for read in reads for span in read.spans)
+        self._is_short = room is not None and room < sum(span.length for span in {read.span for read in reads})
         tasks, looked = _others(), time.perf_counter()
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
@@ -400,16 +401,17 @@ class _Follower:
         )
         while self._ahead < len(reads) and there + reads[self._ahead].resident <= self._schedule.nbytes:
             there += reads[self._ahead].resident
-            for span in reads[self._ahead].spans:
-                if span.ahead:
-                    os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED)
+            span = reads[self._ahead].span
+            if span.ahead:
+                os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED)
             self._ahead += 1
 
     def _drop(self, pages: int, number: int) -> None:
         self._is_there[number] = False
         for address, length in self._pieces[number]:
             _drop(pages, address, length)
-        for span in self._schedule.reads[number].spans if self._is_short else ():
+        span = self._schedule.reads[number].span
+        if self._is_short:
             os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
 
 

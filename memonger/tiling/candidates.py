@@ -348,6 +348,6 @@ def asked_of(
     """
     measured = made.calibration or Calibration(None, {})
     graph = graph_of(made.model, roles, measured.seconds, measured.workspace, measured.host, device, ranges or {})
-    base = request.base + parameter_bytes(made.model, roles) - parameter_bytes(before, roles)
+    base = request.base + parameter_bytes(made.model, roles, device) - parameter_bytes(before, roles, device)
     base += state_bytes(made.model, graph) - state_bytes(before, request.graph)  # in place it takes one buffer, not two
     return dataclasses.replace(request, graph=graph, base=base, stages={}, forced={}, parts=frozenset(), estimates=None)

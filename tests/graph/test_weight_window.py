@@ -11,7 +11,7 @@ from tests.support.stock import normal
 
 
 def _read(name: str, first: int, last: int, nbytes: int) -> Read:
-    return Read(name, ((first, last),), nbytes, nbytes, False, True)
+    return Read(name, ((first, last),), nbytes, nbytes, None, True)
 
 
 def _most_at_once(reads: list[Read]) -> int:
@@ -86,7 +86,7 @@ def test_weights_that_may_stay_are_found_with_the_steps_that_read_them() -> None
     found = {read.name: read for read in weight_reads(loaded)}
     assert list(found) == ["table", "w", "twice", "apart"]
     assert found["twice"].ranges == ((2, 4),)
-    assert found["w"].packed
+    assert found["w"].transposed is False
     assert found["w"].resident == 256 * 256 * 4  # columns in panels of 16
     assert found["table"].whole is False
     assert found["table"].resident == min(4000 * 1024, 80 * 2 * 65536)

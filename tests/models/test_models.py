@@ -45,6 +45,8 @@ PUBLISHED = {
     "densenet_bc100": 769_162,
     # Hugging Face's gpt2
     "gpt2": 124_439_808,
+    # Hugging Face's BertForSequenceClassification of bert-large-uncased
+    "bert_large": 335_143_938,
     # the paper's table of layers, one channel in and two classes
     "unet": 31_030_658,
 }
@@ -71,6 +73,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "unet": {"image": 32, "width": 0.125},
     "gpt": {"width": 32, "seq_len": 8, "vocabulary": 50, "num_layers": 2},
     "gpt2": {"width": 48, "seq_len": 8, "vocabulary": 50},
+    "bert_large": {"width": 32, "num_layers": 2, "seq_len": 8, "longest": 12, "vocabulary": 50},
     "vit": {"width": 32, "num_layers": 2},
     "vit_b16": {"image": 32, "width": 48},
 }

@@ -72,7 +72,8 @@ def test_averages_are_evaluated_exported_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_frozen_weights_wait_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    planned, x = plan(frozen=["first.weight"]), batch(99)["x"]
+    training = memonger.differentiate(classifier(), loss="softmax_cross_entropy", frozen=["first.weight"])
+    planned, x = memonger.search_plan(training, device="none"), batch(99)["x"]
     whole = memonger.TrainingSession(planned)
     with monkeypatch.context() as patch:
         patch.setattr("memonger.model.forward_model._MANY", 1)

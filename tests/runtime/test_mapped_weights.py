@@ -175,7 +175,7 @@ def test_a_packed_copy_of_what_no_product_reads_is_refused(planned: Path, tmp_pa
 
 
 def test_what_cannot_be_packed_is_left_to_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memonger.runtime.packing.packed_buffers", lambda value: ((4,),))
+    monkeypatch.setattr("memonger.runtime.packing.packed_buffers", lambda value: {False: (4,)})
     memonger.search_plan(_model(), device="cpu", mode="inference").save(tmp_path / "planned.onnx")
     assert "packed" not in _record(tmp_path / "planned.onnx")
     feed = {"v0": normal(5, 4, WIDTH - 8)}
@@ -196,7 +196,9 @@ def test_weights_that_products_read_two_ways_have_two_copies(tmp_path: Path) -> 
     model = model_of(nodes, {"x": [8, 64]}, {"y": [8, 1 << 14]}, **arrays)
     plan = memonger.search_plan(model, device="cpu", mode="inference", chunks="off")
     weights = plan.model.graph.initializers
-    assert [packed.packed_sizes(weights[name]) for name in "wu"] == [(64 * 48 * 4, 40 * 64 * 4), (64 * 64 * 4,)]
+    assert [packed.packed_sizes(weights[name]) for name in "wu"] == [
+        {False: 64 * 48 * 4, True: 40 * 64 * 4}, {False: 64 * 64 * 4}
+    ]  # fmt: skip
     plan.save(tmp_path / "planned.onnx")
     record = _record(tmp_path / "planned.onnx")
     assert (set(record["packed"]), set(record["packed_again"])) == ({"w", "u", "v"}, {"w"})
@@ -225,6 +227,9 @@ def test_frozen_weights_of_a_training_step_stay_in_the_file(tmp_path: Path) -> N
     plan.save(tmp_path / "planned.onnx")
     record = _record(tmp_path / "planned.onnx")
     assert (set(record["packed"]), set(record["packed_again"])) == ({"w"}, {"w"})
+    (data,) = tmp_path.glob("*.data")
+    for entry, panel in (("packed", arrays["w"][0, :16]), ("packed_again", arrays["w"][:16, 0])):  # which is which
+        assert np.array_equal(np.fromfile(data, np.float32, 16, offset=record[entry]["w"]["offset"]), panel)
     saved = memonger.Plan.load(tmp_path / "planned.onnx")
     assert saved.mapped_bytes == plan.mapped_bytes == 2 * 4 * wide * wide
     assert saved.process_bytes == plan.process_bytes
