@@ -311,9 +311,8 @@ class _Follower:
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
             if is_over:
                 break
-        for number in range(len(reads)):
-            if self._is_there[number] or number > begun:
-                self._drop(pages, number)
+        for number in range(len(reads)):  # those too that were dropped: a step that was believed to be over has read on
+            self._drop(pages, number)
         self._ahead = 0
         self._read_ahead(-1)
 
