@@ -12,8 +12,10 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.cli.compare import reading_lines
 from memonger.graph.weight_window import weight_reads
 from memonger.runtime.executable import Executable
+from memonger.runtime.weight_reader import Reading
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -220,3 +222,15 @@ def test_a_reader_that_is_misled_leaves_nothing_behind(planned: Path, plan: memo
     follower._newest = lambda *_: len(follower._schedule.reads) - 1  # type: ignore[method-assign]
     assert [session.step(feeds)] == expected
     assert _resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
+
+
+def test_what_a_step_read_is_said(plan: memonger.Plan) -> None:
+    assert plan.window is not None
+    fast = Reading(plan.read_bytes, 3 * MIB, 2.0, 2 * plan.window.nbytes)
+    read, outran = reading_lines(plan, fast, "")
+    assert "3.00 MiB from the disk, 1.50 MiB a second, all else from the system's cache" in read
+    assert outran.startswith("Steps were faster than what drops weights behind them")
+    assert len(list(reading_lines(plan, Reading(1, 0, 1.0, 0), ""))) == 1
+    assert list(reading_lines(plan, None, "this is another system")) == [
+        "How much of the weights is in memory isn't held to the plan's window here: this is another system."
+    ]
