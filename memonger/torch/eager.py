@@ -430,12 +430,22 @@ class Checkpointed:
     def _run(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         draws = checkpoint.draws and self._keeps_random
         contexts = partial(self._contexts, checkpoint)
+        # PyTorch keeps the states of generators of the devices that arguments by position are on: those of all, then
+        of_devices = self._one_of_each_device(args, kwargs) if draws else []
         caches = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # what it holds decides which operators run: others the second time
         try:
-            return run_again(run, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs)
+            return run_again(
+                lambda *given, **named: run(*given[len(of_devices) :], **named), *of_devices, *args,
+                use_reentrant=False, preserve_rng_state=draws, context_fn=contexts, **kwargs,
+            )  # fmt: skip
         finally:
             torch.set_autocast_cache_enabled(caches)
+
+    def _one_of_each_device(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Tensors without elements on the devices that a call computes on, other than the CPU."""
+        devices = dict.fromkeys(one.device for one in (*operators.tensors_in((args, kwargs)), *self._part.parameters()))
+        return [torch.empty(0, device=device) for device in devices if device.type != "cpu"]
 
     def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         first: AbstractContextManager[Any] = nullcontext()

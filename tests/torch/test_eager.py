@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,6 +282,38 @@ def test_operators_of_hooks_are_in_what_runs_again() -> None:
     assert plan.recomputed
     assert_same(module, other, *inputs)
     assert peak_of(module, inputs) <= plan.peak_bytes
+
+
+def test_a_devices_random_numbers_are_drawn_again_of_parts_that_are_called_by_keyword(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch looks for devices among arguments by position; that of no data stands for one with a generator."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(
+                nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 64)) for _ in range(4)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = part(input=x)
+            return x.square().mean()
+
+    module = Named()
+    tight(module, (torch.randn(256, 64),))
+    states, found = torch.utils.checkpoint.get_device_states, list[set[str]]()
+
+    def asked(*args: Any) -> Any:
+        found.append({one.device.type for one in args if isinstance(one, torch.Tensor)})
+        return states()
+
+    monkeypatch.setattr(torch.utils.checkpoint, "get_device_states", asked)
+    monkeypatch.setattr(torch.utils.checkpoint, "_get_device_module", lambda _: SimpleNamespace(_initialized=True))
+    module.to("meta")(torch.randn(256, 64, device="meta"))
+    assert found
+    assert all(devices == {"meta"} for devices in found)
 
 
 def test_modes_are_those_of_the_plan() -> None:

@@ -105,7 +105,10 @@ def compete(entries: Sequence[Entry], settings: Settings, folder: Path, ready: C
     results = [entry.result for entry in entries]
     with ExitStack() as stack:
         workers: dict[int, Worker] = {}
-        for index, entry in enumerate(entries):
+        compiled_last = sorted(
+            enumerate(entries), key=lambda one: one[1].job is not None and one[1].job.mode == "compile"
+        )
+        for index, entry in compiled_last:  # compiling may take all the time there is to get ready
             if entry.job is None:
                 continue
             try:
