@@ -10,6 +10,7 @@ next candidate.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx_ir as ir
 
-from memonger.errors import PlanError
+from memonger.errors import LoadError, PlanError
 from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import can_be_in_branch, in_branch
+from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
 from memonger.loops.copies import with_copies
 from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.targets import RUNTIMES, Weights
@@ -378,9 +379,12 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
 
 
 def _in_order(source: Source) -> ir.Model:
-    """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
+    """The model as it is, its nodes in an order in which they can run; with its batch told it may round otherwise."""
     model = load_as_is(source).ir  # no copy of the original: what isn't in order can't be copied
     model.graph.sort()
+    if (batch := open_batch(model)) is not None:
+        with suppress(LoadError):  # a size that it can't have
+            add_sizes(model, batch, *(load(source, batch=size).ir for size in BATCHES))
     return model
 
 

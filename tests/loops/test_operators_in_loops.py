@@ -13,6 +13,7 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from memonger.errors import PlanError
+from memonger.loops.branch import open_batch
 from memonger.loops.rows import with_row_loops
 from memonger.loops.writer import NotInLoopsError
 from memonger.model.load import load
@@ -20,7 +21,7 @@ from memonger.shapes.inference import tell_sizes
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slices import RowBand, row_rules
 from tests.support.image_networks import Choose, ImageNetwork
-from tests.support.stock import run_stock, same
+from tests.support.stock import normal, parse, run_stock, same
 
 
 class AnyWindow(ImageNetwork):
@@ -105,6 +106,42 @@ def test_windows_of_any_kind_give_what_they_gave(data: st.DataObject) -> None:
         onnx.checker.check_model(file, full_check=True)
         got = run_stock(file, network.feeds, "ORT_ENABLE_ALL")
         assert all(same(got[name], want[name]) for name in want)
+
+
+GROUPS = """g (float[n, 8, {side}, {side}] x, float[4] s, float[4] b, float[8, 1, 1] f)
+    => (float[n, 8, {side}, {side}] y) {{
+    c = Relu (x)  grouped = Reshape (c, three)  i = InstanceNormalization (grouped, s, b)  d = Shape (c)
+    r = Reshape (i, d)  m = Mul (r, f)  a = Add (m, f)  q = Sigmoid (a)  p = Mul (a, q)  y = Add (p, c)
+}}"""
+"""A group normalization as it is exported where the batch is open: its shape is computed."""
+
+
+def _group_norm(side: int) -> onnx.ModelProto:
+    model = parse(GROUPS.format(side=side), opset=17)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 4, -1], np.int64), "three"))
+    return model
+
+
+def test_what_does_not_depend_on_an_open_batch_is_told_where_it_is_computed() -> None:
+    """What follows a shape that is computed runs in place then; the batch stays open."""
+    model = _group_norm(16)
+    made = memonger.shrink(model, check=False).model
+    (branch,) = (node.attributes["then_branch"].as_graph() for node in made.graph if node.op_type == "If")
+    shapes = {str(value.name): str(value.shape) for node in branch for value in node.outputs}
+    assert {shapes[name] for name in "rmaqp"} == {"[n,8,16,16]"}
+    for batch in (1, 2, 5):
+        feeds = {"x": normal(batch, batch, 8, 16, 16), "s": normal(7, 4), "b": normal(8, 4), "f": normal(9, 8, 1, 1)}
+        want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, ir.serde.serialize_model(made)))
+        assert same(got["y"], want["y"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch"),
+    [("float[n, 4] x", "n"), ("float[n, m] x", None), ("float[4, n] x", None), ("float[n, 4] x, float[n, n] z", "n"),
+     ("float[2, 4] x", None), ("float[n, 4] x, float[m, 4] z", None)],
+)  # fmt: skip
+def test_which_dimension_is_the_only_one_that_is_open(inputs: str, batch: str | None) -> None:
+    assert open_batch(ir.serde.deserialize_model(parse(f"g ({inputs}) => (float y) {{ y = ReduceSum (x) }}"))) == batch
 
 
 def _one(operator: str, settings: dict[str, Any], height: int, inputs: tuple[str, ...] = ("a",)) -> AnyWindow:
