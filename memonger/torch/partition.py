@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from memonger.graph.graph import Graph
 from memonger.torch import operators
+from memonger.torch.fused import adds_late, instead, unmatched
 
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
@@ -62,14 +63,16 @@ class JointStep:
     given: int
     gradients: int
     returned: int
+    fuses: bool = False
 
 
-def step_of(joint: fx.Graph, returned: int) -> JointStep:
+def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
     """The graph to schedule of a joint graph; dead code is taken out of that.
 
     Args:
         joint: As AOTAutograd traced it.
         returned: How many of its outputs the forward pass returns.
+        fuses: Whether what runs it computes operators by element inside what reads them; see `memonger.torch.fused`.
     """
     joint.eliminate_dead_code()
     results, roles = _results(joint), joint.output_node().meta.get("desc", ())[:returned]
@@ -91,20 +94,21 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
                 sizes.append(size)
         return tuple(number[storage] for storage in storages if storage in number)
 
-    behind = set(tangents)
-    written = set(given) | set(_storages_of(tangents))
+    once = [one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)]
+    behind = _behind(joint, {*outputs, *once})
+    left, drawn = instead(joint, _storages_of([*outputs, *gradients]), behind, once) if fuses else ({}, set())
+    written = set(given) | set(_storages_of(tangents)) | set(left)
     passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
     for node in joint.nodes:
         if node.op != "call_function":
             continue
         new = {storage: size for storage, size in _storages_of([node]).items() if storage not in written}
         written |= new.keys()
-        is_behind = not behind.isdisjoint(node.all_input_nodes)
-        if is_behind:
-            behind.add(node)
+        is_behind = node in behind
         operators.check_sizes(node.target)
         if new or operators.runs_once(node.target):  # else it is a view, or a number
-            passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
+            read = {key: s for one in _storages_of(node.all_input_nodes).items() for key, s in left.get(one[0], dict([one])).items()}
+            passes[is_behind].append((node, read, new))
     steps: list[_Run] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
     seen, read = set(number.values()), values(_storages_of(outputs))
@@ -135,14 +139,32 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     once = frozenset(
         number for number, (node, _, _) in enumerate(steps)
         if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
-        or (_draws(node) and number not in again)
+        or (_draws(node) and number not in again) or node in drawn
     )  # fmt: skip
     own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), states, once, there,
-        sum(size for storage, size in own.items() if storage not in given), returned,
+        sum(size for storage, size in own.items() if storage not in given), returned, fuses,
     )  # fmt: skip
+
+
+def _behind(joint: fx.Graph, early: Collection[fx.Node]) -> set[fx.Node]:
+    """Nodes of the backward pass: what depends on gradients of outputs, and what nothing of the forward pass reads.
+
+    Args:
+        joint: As AOTAutograd traced it.
+        early: Nodes that are of the forward pass, unless they depend on gradients.
+    """
+    late = {one for one in joint.nodes if _is_tangent(one)}
+    for node in joint.nodes:
+        if not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    found = set(late)
+    for node in reversed(joint.nodes):
+        if node not in late and node not in early and node.op == "call_function" and found.issuperset(node.users):
+            found.add(node)
+    return found
 
 
 def _with_states(steps: Sequence[_Run], sizes: list[int]) -> tuple[list[_Run], dict[int, int]]:
@@ -188,10 +210,14 @@ def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> t
     results = _results(step.joint)
     runs = Counter(schedule)
     again = {node for node in step.states.values() if runs[node] > 1}
+    before: fx.Node | None = None
     for number in schedule:
         node = step.nodes[number]
         if node is not None:
-            rewriter.run(node, keeps_state=number in again)
+            rewriter.run(node, keeps_state=number in again, is_late_sum=step.fuses and adds_late(node, before))
+        before = node
+        if node is not None:
+            pass
         elif number not in step.states:
             returned = rewriter.outputs(results[: step.returned])
             rewriter.turn()
@@ -226,7 +252,7 @@ class _Rewriter:
         self._states = dict[fx.Node, fx.Node]()  # of generators, before nodes draw
         self._is_behind = False
 
-    def run(self, node: fx.Node, keeps_state: bool) -> None:
+    def run(self, node: fx.Node, keeps_state: bool, is_late_sum: bool = False) -> None:
         """Write one more run of a node, and take its outputs apart at once.
 
         Args:
@@ -241,6 +267,8 @@ class _Rewriter:
             made = self._drawn(node)
         else:
             made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
+            if is_late_sum:
+                made = self._noted(unmatched(made))
         for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
             self._latest[one] = copy
             self._first.setdefault(one, copy)
