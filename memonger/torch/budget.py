@@ -28,8 +28,8 @@ from memonger.schedule.budget import within_budget
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
 from memonger.schedule.solution import total_lower_bound
 from memonger.schedule.strategy import Request
-from memonger.torch.fused import InOrder
 from memonger.torch.example import examples_of
+from memonger.torch.fused import OPTIONS
 from memonger.torch.partition import JointStep, split, step_of
 from memonger.torch.recorded import NO_GRADIENT, unlogged, without_memory
 from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_bytes, whole
@@ -142,12 +142,8 @@ class Partitioner(CustomPartitionerFn):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``torch.compile(module, options=...)`` is given so that its peak is the planned one.
-
-        With its ``layout_optimization`` PyTorch's compiler copies the weights of convolutions into another layout in
-        the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
-        """
-        return {"custom_partitioner_fn": self, "layout_optimization": False, "_pre_fusion_custom_pass": InOrder()}
+        """What ``torch.compile(module, options=...)`` is given so that its peak is the planned one."""
+        return {"custom_partitioner_fn": self, **OPTIONS}
 
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and memonger's own source and libraries."""
