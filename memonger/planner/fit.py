@@ -340,7 +340,7 @@ class _SizeSearch:
             source = self.changes.made(source, options.batch, options.dims)
             options = dataclasses.replace(options, batch=None, dims=None)
         job = prepare(source, options, times=True)
-        job = (with_window(job) or job) if self.has_window else job
+        job = (with_window(job, any_order=True) or job) if self.has_window else job
         return dataclasses.replace(job, request=self._reporting(job.request, size))
 
     def _report_progress(self, what: str) -> None:
@@ -366,7 +366,7 @@ class _SizeSearch:
             assert complaint is not None
             raise complaint
         roles = training_roles.read(job.lowered.model, job.source.name)
-        weights, in_file = parameter_bytes(job.lowered.model, roles, job.device), with_window(job)
+        weights, in_file = parameter_bytes(job.lowered.model, roles, job.device), with_window(job, any_order=True)
         self.may_have_window = self.options.budget is not None and in_file is not None
         if weights > self.memory and self.may_have_window and in_file is not None:
             self.has_window, job = True, in_file

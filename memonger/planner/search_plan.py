@@ -18,7 +18,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
-from memonger.graph.weight_window import Read, choose_window, largest_at_once, weight_reads, why_kept
+from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads, why_kept
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -379,7 +379,7 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
         reads = weight_reads(job.lowered.model)
         bound = min(error.lower_bound for error in refusals)
-        bound += max(read.resident for read in reads) - _smallest_window(job, reads)
+        bound += max(read.resident for read in reads) - largest_at_once(reads)
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
         refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
@@ -412,7 +412,8 @@ def attempts(job: Job) -> Iterator[Job]:
     """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
 
     With all else as large as it is without a budget more of the weights are left there, and with all else as small as
-    the budget makes it fewer: the first computes nothing again but what is computed again anyway.
+    the budget makes it fewer: the first computes nothing again but what is computed again anyway. What a training step
+    computes again reads its weights again, next to any other: last there is room for the two largest.
     """
     budget = job.request.budget
     in_file = None if budget is None else with_window(job)
@@ -425,13 +426,20 @@ def attempts(job: Job) -> Iterator[Job]:
     usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
     yield dataclasses.replace(in_file.copy(), request=unlimited, strategy=usual)
     yield in_file.copy()
+    roomy = with_window(job, any_order=True)
+    if roomy is not None and roomy.request.base > in_file.request.base:
+        yield roomy.copy()
 
 
-def with_window(job: Job) -> Job | None:
+def with_window(job: Job, *, any_order: bool = False) -> Job | None:
     """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
 
     That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
     stay there that are frozen.
+
+    Args:
+        job: The job, with all weights in memory.
+        any_order: Whether a training step has room for its two largest, whichever come next to each other.
     """
     model, request = job.lowered.model, job.request
     tensors = (value.const_value for value in model.graph.initializers.values())
@@ -440,17 +448,11 @@ def with_window(job: Job) -> Job | None:
     reads = weight_reads(model)
     if not reads:
         return None
-    base = request.base + sum(read.own - read.nbytes for read in reads) + _smallest_window(job, reads)
+    window = largest_at_once(reads)
+    if any_order and job.mode == "training":
+        window = max(window, sum(sorted(read.resident for read in reads)[-2:]))
+    base = request.base + sum(read.own - read.nbytes for read in reads) + window
     return dataclasses.replace(job, has_window=True, request=dataclasses.replace(request, base=base))
-
-
-def _smallest_window(job: Job, reads: Sequence[Read]) -> int:
-    """Bytes of the window where no weight is kept.
-
-    What a training step computes again reads its weights again, next to any other: there two of them always fit.
-    """
-    most = largest_at_once(reads)
-    return most if job.mode == "inference" else max(most, sum(sorted(read.resident for read in reads)[-2:]))
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:

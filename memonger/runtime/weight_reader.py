@@ -325,9 +325,8 @@ class _Follower:
                 break
         for task in tasks:
             os.close(task)
-        for number in range(len(reads)):
-            if self._is_there[number] or number > begun:
-                self._drop(pages, number)
+        for number in range(len(reads)):  # those too that were dropped: a step that was believed to be over has read on
+            self._drop(pages, number)
         self._ahead = 0
         self._read_ahead(-1)
 

@@ -12,8 +12,10 @@ import pytest
 from onnx import helper
 
 import memonger
+from memonger.cli.compare import reading_lines
 from memonger.graph.weight_window import weight_reads
 from memonger.runtime.executable import Executable
+from memonger.runtime.weight_reader import Reading
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -196,4 +198,39 @@ def test_the_thread_ends_with_the_session(planned: Path) -> None:
         if thread.name == "memonger weights":
             thread.join(10)
     assert threading.active_count() <= before
-    assert _resident(planned) == 0
+
+
+def test_fit_says_what_fits_below_the_frozen_weights() -> None:
+    nodes = [helper.make_node("MatMul", [f"v{n}", f"w{n}"], [f"v{n + 1}"], name=f"product{n}") for n in range(LAYERS)]
+    weights = {f"w{layer}": normal(layer, WIDTH, WIDTH) / np.float32(WIDTH**0.5) for layer in range(LAYERS)}
+    model = model_of(nodes, {"v0": ["batch", WIDTH]}, {f"v{LAYERS}": ["batch", WIDTH]}, **weights)
+    answer = memonger.fit(
+        model, BUDGET, device="cpu", lora=(4, "*"), loss="mean_squared_error", optimizer=memonger.SGD(lr=0.1),
+        effort=EFFORT,
+    )  # fmt: skip
+    assert answer.plan is not None
+    assert answer.plan.window is not None
+    assert answer.size > 1
+    assert answer.plan.total_bytes <= 9 * MIB < answer.plan.parameter_bytes
+
+
+def test_a_reader_that_is_misled_leaves_nothing_behind(planned: Path, plan: memonger.Plan) -> None:
+    """Told too early that the last weight is read it drops all others, which steps read after that."""
+    session = memonger.TrainingSession(planned)
+    feeds, follower = _feeds(session), session.weight_readers[0]._follower
+    expected = [memonger.TrainingSession(planned).step(feeds)]
+    follower._newest = lambda *_: len(follower._schedule.reads) - 1  # type: ignore[method-assign]
+    assert [session.step(feeds)] == expected
+    assert _resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
+
+
+def test_what_a_step_read_is_said(plan: memonger.Plan) -> None:
+    assert plan.window is not None
+    fast = Reading(plan.read_bytes, 3 * MIB, 2.0, 0.0, 2 * plan.window.nbytes)
+    read, outran = reading_lines(plan, fast, "", 1.5 * MIB)
+    assert "3.00 MiB from the disk, which gives 1.50 MiB a second (" in read
+    assert outran.startswith("Steps were faster than what drops weights behind them")
+    assert len(list(reading_lines(plan, Reading(1, 0, 1.0, 0.0, 0), "", None))) == 1
+    assert list(reading_lines(plan, None, "this is another system", None)) == [
+        "How much of the weights is in memory isn't held to the plan's window here: this is another system."
+    ]

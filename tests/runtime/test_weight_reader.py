@@ -198,6 +198,8 @@ def test_a_file_that_was_written_to_is_refused(own: Path) -> None:
         ({"bytes": 1}, "malformed"),
         ({"nbytes": 1}, "its window of weights has 1 bytes where"),
         ({"nbytes": -1}, "malformed"),
+        ({"nbytes": 1 << 40}, "its window of weights has 1099511627776 bytes, and what passes"),
+        ({"weights": []}, "a window of weights, and none that stays in the file"),
         ({"weights": ["absent"]}, "'absent' is no weight that can stay in the file"),
         ({"weights": ["w5", "w1"]}, "aren't in the order in which steps read them"),
     ],
