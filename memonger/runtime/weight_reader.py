@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +34,16 @@ import numpy as np
 from memonger.errors import SessionError
 from memonger.runtime import process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
+from memonger.units import MiB
 
 PAUSE = 1e-3
 """Seconds between two looks at the page table while a plan runs."""
 
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
+
+_AT_ONCE = 4 * MiB
+"""Bytes of files that a session may map more, while it is made, before packed copies are let go."""
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -154,6 +158,46 @@ class WeightReader:
     def close(self) -> None:
         """End the thread, and close the files."""
         self._finalize()
+
+
+@contextmanager
+def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
+    """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`).
+
+    Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file. A
+    copy stays mapped from before the first is compared until the session ends, so that its address is no other's.
+
+    Args:
+        copies: Where they lie: of each file their first bytes and lengths.
+    """
+    if not copies or _why_not():
+        yield
+        return
+    files, is_over = [_DataFile(path) for path in copies], threading.Event()
+    spans = [FileSpan(file, *span, ahead=False) for file, each in enumerate(copies.values()) for span in each]
+    others, before = _maps(files), _file_bytes()  # the mappings are of other sessions, which may end meanwhile
+
+    def follow() -> None:
+        with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            least = before
+            while not is_over.wait(PAUSE):
+                if _file_bytes() - least > _AT_ONCE:
+                    maps = _maps(files)
+                    for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
+                        if not any(one.address <= address < one.address + one.length for one in others):
+                            _drop(pages.fileno(), address, length // _PAGE * _PAGE)
+                    least = _file_bytes()
+                least = min(least, _file_bytes())
+
+    thread = threading.Thread(target=follow, name="memonger copies", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        for file in files:
+            file.close()
 
 
 def _end(follower: "_Follower", files: "list[_DataFile]") -> None:

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto
 
 import models
+from models.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -341,8 +343,8 @@ def test_command_writes_a_model(tmp_path: Path) -> None:
 
 
 def test_command_lists_and_refuses() -> None:
-    listed = command("--list")
+    listed = CliRunner().invoke(main, ["--list"])
     assert [line.split(":")[0] for line in listed.stdout.splitlines()] == list(models.NAMES)
-    refused = command("gpt", "--image", "32")
-    assert refused.returncode == 2
+    refused = CliRunner().invoke(main, ["gpt", "--image", "32"])
+    assert refused.exit_code == 2
     assert "gpt has no option image" in refused.stderr

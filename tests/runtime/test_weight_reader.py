@@ -4,7 +4,10 @@ import json
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -422,6 +425,42 @@ def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
                 assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
             assert not session.weight_readers[0].why_not
             assert _resident(tmp_path / f"{number}.onnx") < MIB
+
+
+def test_packed_copies_are_let_go_while_a_session_is_made(tmp_path: Path) -> None:
+    """Those that are mapped meanwhile, and no other bytes of the file: 8 MiB of each are read, and read again."""
+    path, size = tmp_path / "weights.data", 8 * MIB
+    path.write_bytes(bytes(range(256)) * (3 * size // 256))
+
+    def resident(mapped: mmap.mmap) -> int:
+        begin = np.frombuffer(mapped, np.uint8).ctypes.data
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            found = np.frombuffer(os.pread(pages.fileno(), size // 4096 * 8, begin // 4096 * 8), np.uint64)
+        return int((found >> np.uint64(63)).sum()) * 4096
+
+    with path.open("rb") as file:
+        part = partial(mmap.mmap, file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        earlier = part(offset=size)
+        total = [sum(earlier[::4096])]
+        with weight_reader.dropping({str(path): [(size, size)]}):
+            original, copy = part(offset=0), part(offset=size)
+            total += [sum(original[::4096]), sum(copy[::4096])]
+            for _ in range(1000):
+                if not resident(copy):
+                    break
+                time.sleep(0.01)
+            assert resident(copy) == 0
+            assert total == [0, 0, 0]
+        assert copy[255] == 255
+        assert resident(original) == resident(earlier) == size
+
+
+@pytest.mark.parametrize("copies", [{}, {"/nowhere/weights.data": [(0, 4096)]}])
+def test_without_copies_nothing_is_looked_at(copies: Mapping[str, list[tuple[int, int]]]) -> None:
+    before = threading.active_count()
+    with suppress(memonger.SessionError), weight_reader.dropping(copies):
+        assert threading.active_count() == before
+        assert not copies
 
 
 @pytest.fixture(scope="module")
