@@ -51,7 +51,7 @@ from memonger.tiling.chunking import ROUNDED, AxisGraph, ChunkSearch
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch
 from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
-from memonger.tiling.slices import Band, SliceStage, row_rules
+from memonger.tiling.slices import Band, RowBand, SliceStage, row_rules
 from memonger.tiling.writer import SliceWriter, in_slices
 from memonger.words import option
 
@@ -79,6 +79,9 @@ TURNS, TURN_SECONDS = 4, 0.3
 
 ROUNDS = 3
 """So often they take turns where the fastest runs are too slow: of another program on the machine that may be."""
+
+_PARTS = 6
+"""In so many slices nodes are run alone that may give other last bits of rows."""
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -237,20 +240,20 @@ def shrink(
     progress("search")
     search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
-    if check and not allow_rounding:
-        sliced = SliceCheck(0, job.lowered.spent)
+    sliced = SliceCheck(0, job.lowered.spent) if check and not allow_rounding else None
+    if sliced is not None:
         axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
     found = [each for axis in axes for each in _candidates(axis, cores, open_size)]
     if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
-        found += _in_rows(search.job)
-        found += _overlapping(search.job)
+        found += _in_rows(search.job, sliced)
+        found += _overlapping(search.job, sliced)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
         copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
             other = ChunkSearch(again.lowered, again.request, options, again.device, batch, planner.solve(again))
-            ways = [*_in_rows(other.job), *_overlapping(other.job)]
+            ways = [*_in_rows(other.job, sliced), *_overlapping(other.job, sliced)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
@@ -300,11 +303,26 @@ def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
     Of convolutions that is known: their algorithm doesn't depend on the batch.
     """
     count = max(n for n in range(1, min(axis.axes.size, MOST_SLICES) + 1) if axis.axes.size % n == 0)
-    if not axis.ranges or count == 1:
-        return
-    model = axis.lowered.model
-    bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
-    made = in_slices(model, bands, axis.axes.nodes)
+    if axis.ranges and count > 1:
+        bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
+        yield from _different(axis.lowered.model, bands, axis.axes.nodes, check)
+
+
+def _rounded_rows(job: ToSlice, check: SliceCheck) -> Iterator[str]:
+    """Names of nodes that give other last bits of some rows than of all, each run alone, but for convolutions."""
+    model, bands = job.lowered.model, list[RowBand]()
+    rules = row_rules(model)
+    for step, (node, rule) in enumerate(zip(model.graph, rules, strict=True)):
+        if isinstance(rule, Slicing) and operator_name(node) not in EXACT | {"Conv"}:
+            bands.append(RowBand(step, step + 1, _PARTS, -(-rule.height // _PARTS)))
+    yield from _different(model, bands, rules, check)
+
+
+def _different(
+    model: ir.Model, bands: Sequence[Band | RowBand], rules: Sequence[Slicing | Refusal | None], check: SliceCheck
+) -> Iterator[str]:
+    """Names of a model's nodes that give other last bits in bands."""
+    made = in_slices(model, bands, rules)
     copies = copies_by_node(made.copies)
     for node in (node for node in model.graph if operator_name(node) not in EXACT | {"Conv"}):
         own = copies.get(str(node.name))
@@ -505,13 +523,14 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: st
     return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
 
 
-def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
-    """Bands whose images run in slices of rows, as they are estimated for a plan.
+def _in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[_Candidate]:
+    """Bands whose images run in slices of rows, as they are estimated for a plan, without nodes that round otherwise.
 
     A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
     stacked them, and as the next node reads them.
     """
-    search = RowSearch(job, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
+    uncut = dict.fromkeys(_rounded_rows(job, check) if check is not None else (), ROUNDED)
+    search = RowSearch(job, uncut=uncut, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
     model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
     for bands, parts in search.ways({}, most_copies=math.inf):
         loops, weights = list[Loop](), dict[ir.Value, int]()
@@ -524,11 +543,11 @@ def _in_rows(job: ToSlice) -> Iterator[_Candidate]:
         yield _Candidate(max(p.bytes for p in parts), seconds, write, tuple(loops), twice=sum(weights.values()))
 
 
-def _overlapping(job: ToSlice) -> Iterator[_Candidate]:
+def _overlapping(job: ToSlice, check: SliceCheck | None) -> Iterator[_Candidate]:
     """The same where rows of cheap nodes are computed again in place of kept; nothing if there are none."""
     model = job.lowered.model.clone()
     if with_overlap(model):
-        yield from _in_rows(replace(job, lowered=replace(job.lowered, model=model)))
+        yield from _in_rows(replace(job, lowered=replace(job.lowered, model=model)), check)
 
 
 @dataclass(slots=True)

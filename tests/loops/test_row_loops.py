@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +226,28 @@ def test_a_single_image_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     if process_memory.is_measurable():
         assert made.after.run_bytes < 0.75 * made.before.run_bytes  # type: ignore[operator]
     assert made.loops[0].slices > 2
+
+
+def test_nodes_that_round_otherwise_on_rows_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean of short rows isn't the same of fewer of them, nor is what a kernel computes in vectors of columns."""
+    body = """r = Conv <pads = [1, 1, 1, 1]> (x, w0)  m = ReduceMean (r, last)  c = Sub (r, m)  l = LRN <size = 3> (c)
+        y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (l)"""
+    model = parse(f"g (float[1, 3, 57, 6] x) => (float[1, 5, 57, 6] y) {{ {body} }}", opset=18)
+    constants = {"last": np.array([3], np.int64), "w0": normal(0, 5, 3, 3, 3)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    seen = list[set[str]]()
+
+    def rows(job: search.ToSlice, check: search.SliceCheck | None) -> Iterator[object]:
+        assert check is not None
+        rounded = set(search._rounded_rows(job, check))
+        seen.append({node.op_type for node in job.lowered.model.graph if node.name in rounded})
+        return iter(())
+
+    monkeypatch.setattr(search, "_in_rows", rows)
+    monkeypatch.setattr(search, "can_be_in_branch", lambda model: False)
+    with pytest.raises(PlanError):
+        memonger.shrink(model)
+    assert seen == [{"ReduceMean", "LRN"}]
 
 
 def test_what_gains_nothing_in_rows_says_why() -> None:
