@@ -28,6 +28,11 @@ NETWORKS = ("resnet50", "vit_b16", "mobilenet_v2", "densenet121", "googlenet", "
 LARGE = {"vit_l16": ("vit_b16", {"num_layers": 24, "heads": 16, "width": 1024})}
 LARGE_STEPS = {"gpt2 medium": ("gpt2", {"num_layers": 24, "heads": 16, "width": 1024})}
 EXPORTED = ("torch convnext", "torch encoder", "torch pyramid")
+DECODER = "llama, 6 of 22 layers"
+WIDTHS = {
+    "vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "intermediate_size": 5632,
+}  # fmt: skip
 TRAINING = {"resnet50": 4, "vit_b16": 1, "gpt": 8, "gpt2 medium": 1}
 RUNS, LARGE_MIB = 3, 1000
 FACTOR, SPARE = 1.05, 5.0  # what a process may take beside stock's growth; MiB
@@ -59,9 +64,8 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
     """
     import numpy as np
 
-    runtime = 0.0
+    runtime, bare = 0.0, resident()
     if given:
-        feeds, bare = dict(np.load(given, allow_pickle=True)), resident()
         import onnxruntime
 
         runtime = _grown(bare)["own"]
@@ -79,16 +83,14 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
         options.log_severity_level = 4
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         loaded, infos, load_seconds = _grown(before), session.get_inputs(), time.perf_counter() - begin
-        if not given:
-            feeds = {each.name: array(each.shape, "float" in each.type) for each in infos}
+        feeds = _read(given) if given else {each.name: array(each.shape, "float" in each.type) for each in infos}
         results, seconds = _last(lambda: session.run(None, feeds))
     elif kind == "planned":
         import memonger
 
         planned = memonger.Session(path)
         loaded, inputs, load_seconds = _grown(before), planned._model.programs[0].inputs, time.perf_counter() - begin
-        if not given:
-            feeds = {each.name: array(each.shape, each.dtype.is_floating_point()) for each in inputs}
+        feeds = _read(given) if given else {i.name: array(i.shape, i.dtype.is_floating_point()) for i in inputs}
         results, seconds = _last(lambda: list(planned.run(feeds).values()))
     else:
         import memonger
@@ -108,11 +110,18 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
 
 
 def _last(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What the last of the runs returns, and its seconds."""
+    """What the last of the runs returns, and its seconds. What one returns is gone before the next."""
     for _ in range(RUNS):
-        begin = time.perf_counter()
+        result, begin = None, time.perf_counter()
         result = run()
     return result, time.perf_counter() - begin
+
+
+def _read(given: str) -> dict[str, Any]:
+    """The arrays of an npz file."""
+    import numpy as np
+
+    return dict(np.load(given, allow_pickle=True))
 
 
 def _bytes(value: Any) -> bytes:
@@ -162,10 +171,10 @@ def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:
 
 def _write(name: str, path: Path, batch: int = 1, training: bool = False) -> None:
     """A network's file, weights inside as exporters write them."""
-    if name in EXPORTED:
-        from models.torch_exports import export
+    if name in EXPORTED or name == DECODER:
+        from models.torch_exports import export, hub
 
-        export(name, path)
+        export(name, path) if name in EXPORTED else hub("llama", (256,), **WIDTHS)(path)
         return
     import onnx_ir as ir
 
@@ -242,7 +251,7 @@ def main(resume: bool, files: Sequence[str] = ()) -> None:
 
     rows = HERE / "process.json"
     found: dict[str, Any] = json.loads(rows.read_text()) if resume and rows.is_file() else {}
-    for name in (*NETWORKS, *EXPORTED, *LARGE, *TRAINING_NAMES, *files):
+    for name in (*NETWORKS, *EXPORTED, *LARGE, DECODER, *TRAINING_NAMES, *files):
         row = Path(name).stem
         if row not in found:
             with tempfile.TemporaryDirectory() as folder:

@@ -335,7 +335,8 @@ class Plan(BasePlan, Header):
     def process_bytes(self) -> int | None:
         """About what a process takes in memory of its own that loads the saved plan and runs it, modules included.
 
-        Arena, workspace, inputs, state, weights that no file is mapped for, and what sessions take for their nodes.
+        Arena, workspace, inputs, state, the results that a run returns, which are copies, weights that no file is
+        mapped for, and what sessions take for their nodes.
         Weights that are mapped from the plan's file are `mapped_bytes`: pages that processes share, and that the system
         takes back when memory is short. None on a device that isn't the host.
         """
@@ -344,6 +345,9 @@ class Plan(BasePlan, Header):
         tensors = self.total_bytes - self.resident_parameter_bytes + self._weights_in_process.own
         if self.training is not None:
             tensors += sum(self._persistent_sizes.values())
+        else:
+            results = {value for value in self.model.graph.outputs if value.name not in self.state.values()}
+            tensors += sum(nbytes(value) or 0 for value in results)
         return tensors + session_memory.beside_tensors(self.model, self.mode == "training", self.ranges)
 
     @property

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from memonger.devices import Stamp
 from memonger.errors import LoadError, PlanFileError, memory_checked
-from memonger.graph.weight_window import WeightWindow
+from memonger.graph.weight_window import WeightWindow, weight_reads
 from memonger.ir.checks import check_operators, check_versions
 from memonger.ir.decoding import LARGEST, AtLeast, DecodingError, OneOf, decode
 from memonger.ir.fields import PLAN, plan_in
-from memonger.ir.packed import META, Packed, all_packed, packed_of, packed_sizes
+from memonger.ir.packed import META, Packed, all_packed, packed_buffers, packed_of
 from memonger.ir.save import DIGESTED, MAPPED_LIMIT, SMALLER, Pack, mentions, refer_to, save_model
 from memonger.ir.tensors import content, external_tensors, read_bytes
 from memonger.ir.values import graphs, static_shape
@@ -261,7 +261,10 @@ def _to_json(record: Record) -> str:
     content["source_file"] = None if record.source_file is None else dataclasses.asdict(record.source_file)
     content["window"] = None if record.window is None else dataclasses.asdict(record.window)
     for key in ("packed", "packed_again"):
-        content[key] = {name: dataclasses.asdict(one) for name, one in getattr(record, key).items()}
+        content[key] = {
+            name: {what: given for what, given in dataclasses.asdict(one).items() if what != "parts" or given}
+            for name, one in getattr(record, key).items()
+        }
     optionals = (
         "stock_bytes", "chunks", "ranges", "run_time", "limit", "source_file", "window", "weight_digests", "packed",
         "packed_again",
@@ -311,7 +314,11 @@ def load(path: Path) -> tuple[ir.Model, Record]:
     for weight, one in (*record.packed.items(), *record.packed_again.items()):
         value = model.graph.initializers.get(weight)
         tensor = None if value is None else value.const_value
-        if value is None or not isinstance(tensor, ir.ExternalTensor) or one.length not in packed_sizes(value).values():
+        if tensor is not None and not isinstance(tensor, ir.ExternalTensor):
+            raise PlanFileError(
+                f"{name}: its weight '{weight}' lies in the model, where its plan has it in a file: plan it again."
+            )
+        if value is None or not isinstance(tensor, ir.ExternalTensor) or not _is_read(one, value):
             raise PlanFileError(f"{name}: its plan is malformed: it has a packed copy of '{weight}' that none reads.")
         if not _KEY.fullmatch(one.key) or one.offset + one.length > os.path.getsize(tensor.path):
             raise PlanFileError(
@@ -319,6 +326,12 @@ def load(path: Path) -> tuple[ir.Model, Record]:
             )
         tensor.meta[META] = (*packed_of(tensor), one)
     return model, record
+
+
+def _is_read(packed: Packed, value: ir.Value) -> bool:
+    """Whether a packed copy of a weight has as many bytes in each buffer as kernels may read."""
+    parts = packed.parts or (packed.length,)
+    return parts in packed_buffers(value).values() and sum(parts) == packed.length
 
 
 def check_packed(model: ir.Model, name: str) -> None:
@@ -377,15 +390,33 @@ def save(
             packed, again = dict[str, Packed](), dict[str, Packed]()
             for tensor, one in all_packed(written):
                 (again if str(tensor.name) in packed else packed)[str(tensor.name)] = one
-            signed = dataclasses.replace(
-                record, weight_digests=weight_digests(written), packed=packed, packed_again=again
-            )
+            digests = weight_digests(written)
+            if record.window is not None:
+                _check_window(written, record.window, {digests[name] for name in packed}, digests, path)
+            signed = dataclasses.replace(record, weight_digests=digests, packed=packed, packed_again=again)
             written.metadata_props[KEY] = _to_json(signed)
 
         planned = model.clone()
         if source is not None:
             refer_to(planned, source[0], path.parent, source[1])
         save_model(planned, path, limit=MAPPED_LIMIT, pack=pack, finish=finish)
+
+
+def _check_window(
+    model: ir.Model, window: WeightWindow, packed: Collection[str], digests: Mapping[str, str], path: Path
+) -> None:
+    """Check that the file has packed copies of all weights that are to stay in it and that kernels pack.
+
+    Raises:
+        PlanFileError: it has none of one: the kernels of this processor pack it otherwise than is known.
+    """
+    named = set(window.weights)
+    for read in weight_reads(model):
+        if read.transposed is not None and read.name in named and digests[read.name] not in packed:
+            raise PlanFileError(
+                f"{path} can't hold weight '{read.name}' as its kernel packs it on this processor, in a way that isn't "
+                "known: it would be in memory, and the budget wouldn't hold. Plan with a budget above the weights."
+            )
 
 
 def with_record(model: ir.Model, record: Record) -> ir.Model:

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from models.alexnet import alexnet
+from models.bert import bert
 from models.builder import IR_VERSION, OPSET, Builder, static_dim
 from models.densenet import densenet
 from models.googlenet import googlenet
@@ -62,6 +63,7 @@ _NETWORKS: Mapping[str, _Network] = {
     "unet": _Network(unet),
     "gpt": _Network(gpt),
     "gpt2": _Network(gpt, {"num_layers": 12, "heads": 12, "width": 768, "seq_len": 1024, "vocabulary": 50257}),
+    "bert_large": _Network(bert),
     "vit": _Network(vit),
     "vit_b16": _Network(vit, {"image": 224, "patch": 16, "num_layers": 12, "heads": 12, "width": 768, "classes": 1000}),
 }

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block that gpt and vit share (Vaswani et al. 2017, "Attention Is All You Need"; Xiong et al.
+"""The transformer block that bert, gpt and vit share (Vaswani et al. 2017, "Attention Is All You Need"; Xiong et al.
 2020, "On Layer Normalization in the Transformer Architecture"), attention written out in standard operators."""
 
 import math
@@ -25,6 +25,7 @@ class Block:
         epsilon: added to the variance by normalizations.
         dropout: ratio after attention's softmax and each branch, in the training form.
         scale: of each branch's last weights.
+        norm_first: whether normalizations stand before branches, or behind the sums.
     """
 
     heads: int
@@ -34,14 +35,17 @@ class Block:
     epsilon: float
     dropout: float
     scale: float
+    norm_first: bool = True
 
 
 def block(net: Builder, x: ir.Value, config: Block) -> ir.Value:
-    """Attention and a feed-forward layer, each beside a shortcut and behind a normalization."""
-    y = attention(net, layer_norm(net, x, "norm1", config.epsilon), config)
-    x = net.mark(layers.add(net, x, layers.dropout(net, y, "attention/out.dropout", config.dropout), "add1"))
-    y = _feed_forward(net, layer_norm(net, x, "norm2", config.epsilon), config)
-    return net.mark(layers.add(net, x, layers.dropout(net, y, "mlp/out.dropout", config.dropout), "add2"))
+    """Attention and a feed-forward layer, each beside a shortcut and behind a normalization, or before one."""
+    for number, (name, branch) in enumerate((("attention", attention), ("mlp", _feed_forward)), 1):
+        y = layer_norm(net, x, f"norm{number}", config.epsilon) if config.norm_first else x
+        y = layers.dropout(net, branch(net, y, config), f"{name}/out.dropout", config.dropout)
+        x = layers.add(net, x, y, f"add{number}")
+        x = net.mark(x if config.norm_first else layer_norm(net, x, f"norm{number}", config.epsilon))
+    return x
 
 
 def layer_norm(net: Builder, x: ir.Value, name: str, epsilon: float) -> ir.Value:

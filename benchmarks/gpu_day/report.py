@@ -1,4 +1,4 @@
-"""What the rows turn into: a table, plots, the table of facts, and the README's sentences. What isn't there is said."""
+"""What the rows turn into: a table, plots, the table of facts, sentences of docs/CUDA.md. What isn't there is said."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from tests.facts.checks import CHECKS
 from tests.facts.fact import FAILS, HOLDS, LOST, Fact, written
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "CUDA.md"
 BEGIN, END = "<!-- gpu_day: written by `python -m benchmarks.gpu_day --print` -->", "<!-- /gpu_day -->"
 TITLES = {
     "planned": "memonger",
@@ -30,7 +30,7 @@ CLOSE = 0.05  # predicted over measured, less 1
 
 
 def write(rows: Sequence[Row], out: Path) -> None:
-    """Write everything beside the rows, and print the table and the sentences; the README's where it is its place."""
+    """Write everything beside the rows, and print the table and the sentences; the page's where it is its place."""
     out.mkdir(parents=True, exist_ok=True)
     text = table(rows)
     (out / "table.txt").write_text(text, encoding="utf-8")
@@ -40,8 +40,8 @@ def write(rows: Sequence[Row], out: Path) -> None:
     _plot(rows, out)
     click.echo(text)
     click.echo("\n".join(sentences(rows)))
-    if out.resolve() == (Path(__file__).parent / "measured").resolve() and README.is_file():
-        README.write_text(with_sentences(README.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    if out.resolve() == (Path(__file__).parent / "measured").resolve() and PAGE.is_file():
+        PAGE.write_text(with_sentences(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
 
 
 def with_sentences(text: str, rows: Sequence[Row]) -> str:

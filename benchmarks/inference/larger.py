@@ -9,8 +9,9 @@ group.
 
 Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported. A
 cold run finds nothing of the weights in the system's cache, the warm one is the median of those after it; cached:
-outside any group, where the system's cache may keep what it likes. Rows are kept in larger.json: ``--resume`` takes
-them and measures what isn't there. ``--files FILE...`` adds rows of other models.
+outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 8 words,
+each the likeliest, with caches that grow; its times are those of a word. Rows are kept in larger.json: ``--resume``
+takes them and measures what isn't there. ``--files FILE...`` adds rows of other models.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,16 @@ from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
-NETWORKS = ("resnet50", "vit_b16", "vit_l16")
+NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4")
+DECODER = {
+    "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
+}  # fmt: skip
+"""Of 1.1 billion parameters, as TinyLlama has them."""
+PROMPT, WORDS, LENGTH = 8, 8, 256
+CACHES = {
+    "batch_size": 1, "sequence_length": (1, PROMPT), "past_sequence_length": (0, LENGTH),
+    "total_sequence_length": "past_sequence_length + sequence_length",
+}  # fmt: skip
 SHARES = (1.0, 0.6, 0.4, 0.25)
 RUNS = 4  # the first one cold
 SPARE = 80 * MIB
@@ -44,7 +54,7 @@ LONGEST = 300.0  # seconds of a process in a group: what takes longer thrashes
 
 TABLE = Table(
     "network<14", "what<22", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "limit>8.0f",
-    "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "bits<9",
+    "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "words/s>8.1f", "bits<9",
 )  # fmt: skip
 
 
@@ -67,6 +77,15 @@ def child(kind: str, path: str) -> None:
             with data.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
+    def said(logits: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
+        ids, length, found = np.arange(5, 5 + PROMPT)[None], 0, []
+        for _ in range(WORDS):
+            length += ids.shape[1]
+            found.append(logits({"input_ids": ids, "attention_mask": np.ones((1, length), np.int64)}))
+            ids = found[-1][:, -1:].argmax(-1)
+        return found
+
+    words = 1  # that a run says
     draw, begin = np.random.default_rng(0), time.perf_counter()
     before = resident()["VmRSS"]
     if kind == "fleet":
@@ -99,10 +118,19 @@ def child(kind: str, path: str) -> None:
 
         session = memonger.Session(path, check_weights=False)
         shapes = {one.name: (one.shape, one.dtype.is_floating_point()) for one in session._model.programs[0].inputs}
-        feeds = {name: feed(*shape) for name, shape in shapes.items()}
 
-        def run() -> list[Any]:
+        def planned_run() -> list[Any]:
             return list(session.run(feeds).values())
+
+        def planned_words() -> list[Any]:
+            session.reset_state()
+            return said(lambda given: session.run(given)["logits"])
+
+        run = planned_run
+        if "attention_mask" in shapes:
+            run, words = planned_words, WORDS
+        else:
+            feeds = {name: feed(*shape) for name, shape in shapes.items()}
     else:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -110,20 +138,36 @@ def child(kind: str, path: str) -> None:
             options.add_session_config_entry("session.disable_prepacking", "1")
         stock = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feeds = {one.name: feed(one.shape, "float" in one.type) for one in stock.get_inputs()}
+        pasts = {one.name: one.shape for one in stock.get_inputs() if one.name.startswith("past")}
+        outputs = [one.name for one in stock.get_outputs()]
 
-        def run() -> list[Any]:
+        def stock_run() -> list[Any]:
             return list(stock.run(None, feeds))
+
+        def stock_words() -> list[Any]:
+            caches = {name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for name, shape in pasts.items()}
+
+            def logits(given: Mapping[str, Any]) -> Any:
+                found = dict(zip(outputs, stock.run(None, {**given, **caches}), strict=True))
+                caches.update({name: found[name.replace("past_key_values", "present")] for name in caches})
+                return found["logits"]
+
+            return said(logits)
+
+        run = stock_run
+        if pasts:
+            run, words = stock_words, WORDS
 
     loaded, load_seconds, seconds = resident(), time.perf_counter() - begin, []
     forget()
     for _ in range(RUNS):
         begin = time.perf_counter()
         results = run()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append((time.perf_counter() - begin) / words)
     digest = hashlib.sha256(b"".join(f"{one.dtype}{one.shape}".encode() + one.tobytes() for one in results)).hexdigest()
     answer = {
         "peak": resident()["VmHWM"] - before, "loaded": loaded["VmHWM"] - before, "load": load_seconds,
-        "cold": seconds[0], "warm": statistics.median(seconds[1:]), "digest": digest,
+        "cold": seconds[0], "warm": statistics.median(seconds[1:]), "digest": digest, "words": words > 1,
     }  # fmt: skip
     print(json.dumps(answer))
 
@@ -173,14 +217,15 @@ def _plan(source: Path, folder: Path, budget: int | None) -> dict[str, Any]:
     """Plan in a process that ends, so that its memory is back; the planned file is ``planned.onnx``."""
     program = (
         "import json, sys, memonger\n"
-        "budget = int(sys.argv[3]) or None\n"
-        "plan = memonger.search_plan(sys.argv[1], device='cpu', mode='inference', budget=budget)\n"
+        "budget, options = int(sys.argv[3]) or None, json.loads(sys.argv[4])\n"
+        "plan = memonger.search_plan(sys.argv[1], device='cpu', mode='inference', budget=budget, **options)\n"
         "plan.save(sys.argv[2])\n"
         "window = plan.window.nbytes if plan.window is not None else 0\n"
         "print(json.dumps({'total': plan.total_bytes, 'resident': plan.resident_parameter_bytes, 'window': window,\n"
         "                  'read': plan.read_bytes}))\n"
     )
-    command = [sys.executable, "-c", program, str(source), str(folder / "planned.onnx"), str(budget or 0)]
+    target, options = folder / "planned.onnx", json.dumps(OPTIONS.get(source.stem, {}))
+    command = [sys.executable, "-c", program, str(source), str(target), str(budget or 0), options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"refused": done.stderr.strip().splitlines()[-1]}
@@ -231,16 +276,33 @@ def measured_fleet(record: Record) -> None:
         record.add(FLEET, row)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "decoder_int4": {"dims": CACHES, "state": {"past_key_values.*": "present.*"}},
+}
+"""What planning is told of a network."""
+
+
 def _written(name: str, folder: Path) -> Path:
+    """A network's file with its weights beside it, written in a process that ends."""
+    (folder / "source").mkdir()
+    path = folder / "source" / f"{name}.onnx"
+    subprocess.run([sys.executable, "-m", "benchmarks.inference.larger", "--write", name, str(path)], check=True)
+    return path
+
+
+def write(name: str, path: Path) -> None:
+    """Write a network."""
     import onnx_ir as ir
 
     import models
 
-    network, settings = LARGE.get(name, (name, {}))
-    (folder / "source").mkdir()
-    path = folder / "source" / "model.onnx"
-    ir.save(models.build_ir(network, batch=1, **settings), path, external_data="model.data")
-    return path
+    if name == "decoder_int4":
+        from models.decoder import Sizes, decoder
+
+        ir.save(ir.from_proto(decoder(Sizes(**DECODER))), path, external_data="model.data")
+    else:
+        network, settings = LARGE.get(name, (name, {}))
+        ir.save(models.build_ir(network, batch=1, **settings), path, external_data="model.data")
 
 
 def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
@@ -284,9 +346,11 @@ def fleet_lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(answer: Mapping[str, Any], digest: str, cached: float | None = None) -> list[Any]:
     if "ended" in answer:
-        return [None, None, None, None, None, None, answer["ended"]]
-    same = "same" if answer["digest"] == digest else "differ"
-    return [answer["peak"], answer.get("limit"), answer["load"], answer["cold"], answer["warm"], cached, same]
+        return [*[None] * 7, answer["ended"]]
+    same, words = "same" if answer["digest"] == digest else "differ", None
+    if answer.get("words"):
+        words = 1 / answer["warm"]
+    return [answer["peak"], answer.get("limit"), answer["load"], answer["cold"], answer["warm"], cached, words, same]
 
 
 def main() -> None:
@@ -310,5 +374,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--write"]:
+        write(sys.argv[2], Path(sys.argv[3]))
     else:
         main()

@@ -155,21 +155,30 @@ class CommandGroup(_Escaping, click.Group):
 
     Args:
         args: Those of a ``click.Group``.
+        first: What to type first, and what each does; the help has all commands.
         examples: See `Command`.
         kwargs: Those of a ``click.Group``.
     """
 
     command_class = Command
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, first: Sequence[tuple[str, str]] = (), examples: Sequence[str] = (), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.examples = examples
+        self.first, self.examples = first, examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The help where no command is named, with status 0: click's own is an error since 8.2."""
+        """Where no command is named, what to type first, with status 0: click's own is an error since 8.2."""
         if not args and not ctx.resilient_parsing:
             _print_on_any_terminal()
-            click.echo(ctx.get_help(), color=ctx.color)
+            formatter = ctx.make_formatter()
+            formatter.write_text(self.help or "")
+            with formatter.section("First"):
+                formatter.write_dl(self.first, col_max=formatter.width)
+            formatter.write_paragraph()
+            formatter.write_text(f"All commands: {ctx.command_path} --help.")
+            click.echo(formatter.getvalue().rstrip(), color=ctx.color)
             ctx.exit()
         return super().parse_args(ctx, args)
 

@@ -49,6 +49,13 @@ from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS
     cls=CommandGroup,
     name="memonger",
     context_settings=HELP,
+    first=(
+        ("memonger run model.onnx --compare", "what a plan saves, beside stock"),
+        ("memonger plan model.onnx -o planned.onnx", "its bytes, and a file to run"),
+        ("memonger shrink model.onnx -o small.onnx", "a file for any onnxruntime"),
+        ("memonger fit model.onnx --memory 8GiB", "the largest batch that fits"),
+        ("memonger report planned.onnx -o plan.html", "every tensor in memory, as a page"),
+    ),
     examples=(
         "memonger plan model.onnx -o planned.onnx           # plan it, write the planned file",
         "memonger run model.onnx --compare                  # beside stock onnxruntime",

@@ -35,11 +35,14 @@ from memonger.runtime.session import Session
 from memonger.runtime.weight_reader import Reading
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
+from memonger.words import option
 
 J = TypeVar("J", bound=RunJob)
 
 LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
+SLOW = 0.25
+"""Of a run's time what it may wait for the disk before that is said."""
 
 
 def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> CommandResult:
@@ -62,8 +65,8 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
     )
     lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
     for reader in session.weight_readers:  # of the one plan
-        record.update(reading_record(reader.last, reader.why_not))
-        lines += reading_lines(plan, reader.last, reader.why_not)
+        record.update(reading_record(reader.last, reader.why_not, reader.disk_speed))
+        lines += reading_lines(plan, reader.last, reader.why_not, reader.disk_speed)
     return CommandResult(shown_of(plan, outputs), record, lines=tuple(lines), saved=outputs)
 
 
@@ -116,23 +119,30 @@ def _graph_verdict(session: Session) -> str:
     )
 
 
-def reading_record(last: Reading | None, why_not: str) -> dict[str, Any]:
-    """What was read of weights that stay in a plan's file, in the last run."""
-    return {"weights_read": None if last is None else asdict(last), "why_no_window": why_not or None}
+def reading_record(last: Reading | None, why_not: str, speed: float | None) -> dict[str, Any]:
+    """What was read of weights that stay in a plan's file, in the last run; ``speed``: the disk's, bytes a second."""
+    read = None if last is None else {**asdict(last), "disk_speed": speed}
+    return {"weights_read": read, "why_no_window": why_not or None}
 
 
-def reading_lines(plan: Plan, last: Reading | None, why_not: str) -> Iterator[str]:
+def reading_lines(plan: Plan, last: Reading | None, why_not: str, speed: float | None) -> Iterator[str]:
     """The same in sentences."""
     if why_not:
         yield f"How much of the weights is in memory isn't held to the plan's window here: {why_not}."
     elif last is not None:
         disk = f"{format_size(last.disk_bytes)} from the disk" if last.disk_bytes else "nothing from the disk"
-        per_second = round(last.disk_bytes / last.seconds) if last.seconds else 0
-        rate = f", {format_size(per_second)} a second" if per_second else ""
+        if speed:
+            alone = format_seconds(last.nbytes / speed)
+            disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
         yield (
-            f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}{rate}, all else "
-            "from the system's cache."
+            f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}; all else came from "
+            "the system's cache."
         )
+        if last.waited > SLOW * last.seconds:
+            yield (
+                f"The disk is what the run waits for: {format_seconds(last.waited)} of {format_seconds(last.seconds)}. "
+                f"A larger {option('budget')} keeps more of the weights in memory."
+            )
         window = 0 if plan.window is None else plan.window.nbytes
         if last.most_bytes > window:
             yield (

@@ -176,7 +176,7 @@ def run(job: StepsJob) -> None:
             state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
             write_arrays(job.outputs, stepper.outputs() | state)
             readers = stepper.weight_readers if isinstance(stepper, Trainer) else ()
-            return {"readings": [(one.last and asdict(one.last), one.why_not) for one in readers]}
+            return {"readings": [(one.last and asdict(one.last), one.why_not, one.disk_speed) for one in readers]}
         times, found = list[float](), list[float]()
         for _ in range(request["runs"]):
             begin = time.perf_counter()
@@ -201,7 +201,7 @@ class MeasuredTrainer(MeasuredSession):
     def __init__(self, job: StepsJob, folder: Path, name: str) -> None:
         super().__init__(job, folder, name, module="memonger.cli.measure_steps")
         self.losses: list[float] = self.loaded["losses"]
-        self.readings: list[tuple[Reading | None, str]] = []
+        self.readings: list[tuple[Reading | None, str, float | None]] = []
 
     def round(self, runs: int) -> None:
         """Time some more steps: one turn."""
@@ -212,7 +212,7 @@ class MeasuredTrainer(MeasuredSession):
     def save(self) -> None:
         """Have outputs and state written; ``readings`` then says what the last step read of weights in the file."""
         found = self.ask({"save": True})["readings"]
-        self.readings = [(last and Reading(**last), why_not) for last, why_not in found]
+        self.readings = [(last and Reading(**last), *rest) for last, *rest in found]
 
 
 if __name__ == "__main__":

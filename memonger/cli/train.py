@@ -36,7 +36,7 @@ class Trained:
     measured: Measured
     losses: list[float]
     arrays: Mapping[str, np.ndarray]
-    readings: Sequence[tuple[Reading | None, str]] = ()
+    readings: Sequence[tuple[Reading | None, str, float | None]] = ()
 
 
 def is_trained(plan: Plan) -> bool:

@@ -17,7 +17,8 @@ grew by. A GPT-2 with tied embeddings grew by 12 % more than that, and by 10 % m
 one session: of MobileNet-v2, ResNet-50 and DenseNet-121 it took 4, 8 and 11 MiB more than sessions of their structures.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,10 +26,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from memonger.graph.ranged import idle_nodes
-from memonger.ir.marks import CHUNK, STRIP, WINDOW, before_chunks, chunk_of
+from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, before_chunks, chunk_of
 from memonger.ir.operators import operator_name
-from memonger.ir.packed import PRODUCTS, SMALLEST, all_packed, is_packing, packed_of, packed_sizes
+from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_sizes
 from memonger.ir.save import MAPPED_LIMIT, SMALL
+from memonger.ir.values import static_shape
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
 from memonger.units import KiB, MiB
@@ -122,17 +124,26 @@ def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
 
 
 def _nodes_in_sessions(model: ir.Model) -> int:
-    """About the nodes of all sessions: chunks of one stage and length share one, and what joins them is in none."""
-    seen, count = set[object](), 0
+    """About the nodes of all sessions: chunks of one stage and length are taken to share one."""
+    return sum(1 for _ in _in_sessions(model, lambda chunk, nodes: (chunk.end - chunk.begin, len(nodes))))
+
+
+def _in_sessions(model: ir.Model, form: Callable[[Chunk, Sequence[ir.Node]], object]) -> Iterator[ir.Node]:
+    """The nodes of all sessions: chunks of one stage and form share one, and what joins them is in none."""
+    seen = set[object]()
     for chunk, group in groupby(model.graph, chunk_of):
         nodes = [node for node in group if WINDOW not in node.metadata_props]
         if chunk is not None:
-            key = chunk.band, chunk.stage, chunk.end - chunk.begin, len(nodes)
+            key = chunk.band, chunk.stage, form(chunk, nodes)
             if key in seen:
                 continue
             seen.add(key)
-        count += len(nodes)
-    return count
+        yield from nodes
+
+
+def _shapes(chunk: Chunk, nodes: Sequence[ir.Node]) -> object:
+    """What chunks have in common that do share a session: operators and sizes. Those along rows differ at the ends."""
+    return tuple((operator_name(node), tuple(map(static_shape, node.outputs))) for node in nodes)
 
 
 class Weights(NamedTuple):
@@ -142,17 +153,13 @@ class Weights(NamedTuple):
     mapped: int
 
 
-_PACKED_AT_LOAD = frozenset(
+_PACKED_FOR_ITSELF = frozenset(
     [
-        "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "MatMulInteger", "QLinearConv",
-        "QLinearMatMul",
-        *(f"com.microsoft::{name}" for name in (
-            "Attention", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "MatMulFpQ4",
-            "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearConv",
-        )),
+        "QLinearConv",
+        *(f"com.microsoft::{name}" for name in ("DynamicQuantizeLSTM", "MatMulFpQ4", "QLinearConv", "QMoE")),
     ]
-)  # fmt: skip
-"""Operators whose kernels may pack a constant of two dimensions or more into memory of their own."""
+)
+"""Operators whose kernels may pack a constant of two dimensions or more, and never read a packed one from a file."""
 
 
 def weights_in_process(
@@ -170,6 +177,13 @@ def weights_in_process(
     found = {digests.get(str(tensor.name), "") for tensor, _ in all_packed(model)} - {""}
     tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
     whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0, 0
+    packers = Counter[ir.Value | None]()  # kernels that pack it
+    for node in _in_sessions(model, _shapes) if shares_sessions(model) else model.graph:
+        packers.update(
+            value
+            for index, value in enumerate(node.inputs)
+            if is_packing(node, index) or _packs_for_itself(node, index)
+        )
     for value, tensor in tensors.items():
         if value.name in persistent:
             continue
@@ -182,7 +196,7 @@ def weights_in_process(
         if not in_file and digests.get(str(value.name)) in found:
             continue
         if not in_file and (not size or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
-            own += tensor.nbytes
+            own += tensor.nbytes * max(1, packers[value])
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())
             mapped += (tensor.nbytes if not size or read else 0) + size
@@ -190,13 +204,19 @@ def weights_in_process(
 
 
 def is_packed_at_load(value: ir.Value) -> bool:
-    """Whether some kernel packs a weight for itself."""
+    """Whether some kernel packs a weight for itself, where the file has no packed copy."""
+    return any(is_packing(node, index) for node, index in value.uses()) or packer_of(value) is not None
+
+
+def packer_of(value: ir.Value) -> ir.Node | None:
+    """A node whose kernel packs a weight for itself whatever the file has; None where there is none."""
     if value.const_value is None or len(value.const_value.shape) < 2:
-        return False
-    return any(
-        is_packing(node, index) or (index > 0 and operator_name(node) in _PACKED_AT_LOAD - PRODUCTS)
-        for node, index in value.uses()
-    )
+        return None
+    return next((node for node, index in value.uses() if _packs_for_itself(node, index)), None)
+
+
+def _packs_for_itself(node: ir.Node, index: int) -> bool:
+    return index > 0 and operator_name(node) in _PACKED_FOR_ITSELF
 
 
 def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> int:
@@ -204,7 +224,7 @@ def beside_tensors(model: ir.Model, is_training: bool, ranges: Mapping[str, DimR
     steps = model.graph.num_nodes()
     if is_training:
         return round(_MODULES + session_bytes(model, is_training) + _CHECKED * steps)
-    nodes = _nodes_in_sessions(model) if not ranges and shares_sessions(model) else steps
+    nodes = sum(1 for _ in _in_sessions(model, _shapes)) if not ranges and shares_sessions(model) else steps
     nodes = _nodes_for_ranges(model, ranges) if ranges else nodes
     base, each = _WITH_ONNX if ranges else _PROCESS
     base += 0 if ranges else _INNER * (sum(1 for _ in model.graph.all_nodes()) - steps)

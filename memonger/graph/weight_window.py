@@ -15,18 +15,20 @@ backward pass, and no step needs both.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from math import prod
 from typing import Annotated, NamedTuple
 
 import onnx_ir as ir
 
-from memonger.graph.session_memory import is_packed_at_load
+from memonger.graph.session_memory import is_packed_at_load, packer_of
 from memonger.ir.decoding import LARGEST, AtLeast
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
+from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
 from memonger.ir.tensors import UNSIZED, sizes_of_parts
-from memonger.ir.values import nbytes
-from memonger.units import KiB
+from memonger.ir.values import nbytes, static_shape
+from memonger.units import KiB, format_size
 
 SMALLEST = 64 * KiB
 """Bytes of a weight from which it may stay in the file: as many as the system maps at once around a page."""
@@ -50,9 +52,11 @@ class Read(NamedTuple):
     """A form in which steps read a weight that may stay in the file: from which step to which, and its bytes.
 
     Between two of its ``ranges`` steps read other weights that may stay there: it is dropped, and read again, as where
-    nodes run slice after slice. ``nbytes`` are what a plan counts for it where it is in memory all the time,
+    nodes run slice after slice. ``nbytes`` are what a plan counts for it where no weight stays in the file,
     ``resident`` those of its pages. ``transposed`` says of the file's packed copy which of the two it is, and is None
-    of the weight as the model has it. ``whole`` is False of a table of which steps look up rows.
+    of the weight as the model has it. ``whole`` is False of a table of which steps look up rows, and of what kernels
+    read when a session is made and never again. ``own`` are bytes that kernels have of it in memory of the process,
+    wherever it stays.
     """
 
     name: str
@@ -61,13 +65,19 @@ class Read(NamedTuple):
     resident: int
     transposed: bool | None
     whole: bool
+    own: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes of it in memory where it is kept: as kernels read it, which may be more than the initializer has."""
+        return self.resident if self.transposed is not None or not self.resident or not self.nbytes else self.nbytes
 
 
 def weight_reads(model: ir.Model) -> list[Read]:
     """The weights that may stay in the file, in each form in which steps read them, in the order in which they do.
 
-    Left out are weights that a kernel packs into memory of its own when a session is made, those of bodies (Loop, If)
-    and outputs, and small ones.
+    Left out are weights that a kernel packs into memory of its own when a session is made (`why_kept`), those of bodies
+    (Loop, If) and outputs, and small ones.
     """
     steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
     found = list[tuple[Read, list[int]]]()
@@ -78,7 +88,7 @@ def weight_reads(model: ir.Model) -> list[Read]:
         if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node, _ in uses):
             continue
         sizes = packed_sizes(value)
-        if not sizes and is_packed_at_load(value):
+        if packer_of(value) is not None or (not sizes and is_packed_at_load(value)):
             continue
         by_form = dict[bool | None, list[tuple[ir.Node, int]]]()
         for node, index in uses:
@@ -90,7 +100,8 @@ def weight_reads(model: ir.Model) -> list[Read]:
             if None not in rows:
                 resident = min(resident, sum(one for one in rows if one is not None))
             counted = 0 if form is None and sizes else tensor.nbytes
-            read = Read(str(value.name), (), counted, resident, form, None in rows)
+            own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in readers) else 0
+            read = Read(str(value.name), (), counted, resident, form, None in rows, own)
             found.append((read, sorted({steps[node] for node, _ in readers})))
     place = {step: number for number, step in enumerate(sorted({step for _, at in found for step in at}))}
     reads = []
@@ -99,6 +110,21 @@ def weight_reads(model: ir.Model) -> list[Read]:
         pieces = [at[begin:end] for begin, end in pairwise([0, *breaks, len(at)])]
         reads.append(read._replace(ranges=tuple((piece[0], piece[-1]) for piece in pieces)))
     return sorted(reads, key=lambda read: (read.ranges, read.name))
+
+
+def why_kept(model: ir.Model) -> str:
+    """A sentence on weights that can't stay in the file, as kernels pack them for themselves; empty where none do."""
+    packers = {value: packer_of(value) for value in model.graph.initializers.values()}
+    found = [(value, node) for value, node in packers.items() if node is not None and nbytes(value)]
+    if not found:
+        return ""
+    total = sum(nbytes(value) or 0 for value, _ in found)
+    value, node = max(found, key=lambda one: nbytes(one[0]) or 0)
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f" {format_size(total)} of its weights can't stay in a plan's file, as kernels pack them into memory of their "
+        f"own when a session is made: '{value.name}' ({operator_name(node)}){others}."
+    )
 
 
 def in_order(reads: Iterable[Read]) -> list[tuple[int, int, Read]]:
@@ -113,14 +139,19 @@ def _pages(size: int) -> int:
 
 def _rows_bytes(node: ir.Node, index: int, value: ir.Value) -> int | None:
     """Bytes of pages that a node touches which looks up rows of a table; None of any other node."""
-    axis = node.attributes.get("axis")
-    if operator_name(node) != "Gather" or index != 0 or (axis is not None and (axis.is_ref() or axis.as_int() != 0)):
+    if is_read_once(node, index):
+        return 0
+    tables, axis = _TABLES.get(operator_name(node), ((), ""))
+    indices = node.inputs[1] if index in tables and number(node, axis, 0) == 0 else None
+    given, rows = None if indices is None else static_shape(indices), 0 if value.shape is None else value.shape[0]
+    if given is None or not isinstance(rows, int) or not rows:
         return None
-    written, table = nbytes(node.outputs[0]), value.shape
-    if written is None or table is None or not isinstance(table[0], int) or not table[0]:
-        return None
-    row = max(1, (nbytes(value) or 0) // table[0])
-    return written // row * (-(-row // SMALLEST) + 1) * SMALLEST
+    row = max(1, (nbytes(value) or 0) // rows)
+    return prod(given) * (-(-row // SMALLEST) + 1) * SMALLEST
+
+
+_TABLES = {"Gather": ((0,), "axis"), "com.microsoft::GatherBlockQuantized": ((0, 2, 3), "gather_axis")}
+"""Of operators that look up rows: which inputs they look them up in, and the attribute that names the axis."""
 
 
 def largest_at_once(reads: Sequence[Read]) -> int:
@@ -154,9 +185,10 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     Raises:
         ValueError: they can't take so little; it is below `largest_at_once`.
     """
-    whole, weights = sum(read.nbytes for read in reads), _by_weight(reads)
-    if whole <= nbytes:
+    weights = _by_weight(reads)
+    if max(sum(read.nbytes for read in reads), sum(read.kept + read.own for read in reads)) <= nbytes:
         return None
+    whole, nbytes = sum(read.kept for read in reads), nbytes - sum(read.own for read in reads)
     best: tuple[int, list[Read]] | None = None
     sizes = sorted({read.resident for read in reads}, reverse=True)
     times = {name: sum(len(read.ranges) for read in forms) for name, forms in weights.items()}
@@ -167,20 +199,20 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
             if max(read.resident for read in forms) <= most and times[name] <= often
         ]
         inside = _reads_of(smaller)
-        spare = nbytes - whole + sum(read.nbytes for read in inside)
+        spare = nbytes - whole + sum(read.kept for read in inside)
         least = largest_at_once(inside)
         if spare < least:
             continue
         # Without some of them others come next to each other: that much the window grows at most
         for room in {spare - least, max(0, spare - least - most)}:
             left = _reads_of(_spread(smaller, room))
-            held = whole - sum(read.nbytes for read in left) + largest_at_once(left)
+            held = whole - sum(read.kept for read in left) + largest_at_once(left)
             read_bytes = sum(bytes_read(read) for read in left)
             if left and held <= nbytes and (best is None or read_bytes < best[0]):
                 best = read_bytes, left
     if best is None:
         raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
-    return WeightWindow(largest_at_once(best[1]), tuple(_by_weight(best[1])))
+    return WeightWindow(max(1, largest_at_once(best[1])), tuple(_by_weight(best[1])))
 
 
 def _by_weight(reads: Iterable[Read]) -> dict[str, list[Read]]:
@@ -203,11 +235,11 @@ def bytes_read(read: Read) -> int:
 
 def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:
     """Those that aren't kept, where ``room`` bytes of them are, evenly along the steps."""
-    sizes = [sum(read.nbytes for read in forms) for forms in weights]
+    sizes = [sum(read.kept for read in forms) for forms in weights]
     whole, due, left = sum(sizes), 0, list[list[Read]]()
     for forms, size in zip(weights, sizes, strict=True):
         due += size * room
-        if due >= size * whole:
+        if due >= size * whole > 0:
             due -= size * whole
         else:
             left.append(forms)
@@ -217,7 +249,8 @@ def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:
 def resident_bytes(reads: Sequence[Read], window: WeightWindow, parameters: int) -> int:
     """Bytes of a model's weights that are in memory at most, of ``parameters`` bytes in all."""
     named = set(window.weights)
-    return parameters - sum(read.nbytes for read in reads if read.name in named) + window.nbytes
+    kept = sum(read.kept for read in reads if read.name not in named)
+    return parameters + sum(read.own - read.nbytes for read in reads) + kept + window.nbytes
 
 
 def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
@@ -234,4 +267,5 @@ def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
     needed, most = largest_at_once(inside), sum(read.resident for read in inside)
     if needed > window.nbytes:
         return f"its window of weights has {window.nbytes} bytes where {needed} are read"
-    return f"its window of weights has {window.nbytes} bytes, and what passes {most}" if window.nbytes > most else ""
+    too_large = window.nbytes > max(1, most)
+    return f"its window of weights has {window.nbytes} bytes, and what passes {most}" if too_large else ""

@@ -202,6 +202,10 @@ def check_operators(model: Model, *, is_planned: bool = False) -> None:
         model: The model. One from outside is checked by onnx's own checker as well.
         is_planned: Whether operators of memonger's plans may be in it.
     """
+    for node in model.graph.all_nodes():
+        problem = _beyond_onnx(node)
+        if problem:
+            raise LoadError(f"{model.name} is not a valid ONNX model: {described(node)} {problem}.")
     if is_planned and model.foreign and not _signature.cache_info().currsize and _is_right_elsewhere(model):
         return
     for node in model.graph.all_nodes():
@@ -337,6 +341,20 @@ def _signature(op_type: str, opset: int, domain: str) -> _Signature:
     )
 
 
+def _beyond_onnx(node: ir.Node) -> str | None:
+    """What is wrong with a node that ONNX's definitions and its checker say nothing of."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            return f"refers to an attribute '{attribute.ref_attr_name}' of a function, and is in none"
+    parts = node.attributes.get("num_outputs") if node.op_type == "Split" and not node.domain else None
+    if parts is not None and parts.type == ir.AttributeType.INT and parts.as_int() != len(node.outputs):
+        # of which onnxruntime's kernel may end the process
+        return f"has {len(node.outputs)} outputs, and its num_outputs is {parts.as_int()}"
+    if node.op_type == "Constant" and not node.domain and len(node.attributes) != 1:
+        return f"has {len(node.attributes)} attributes in place of one value"
+    return None
+
+
 def _misuse(node: ir.Node, signature: _Signature) -> str | None:
     """What is wrong with a node, of what onnxruntime refuses and onnx's inference may crash on."""
     least, most = signature.inputs
@@ -349,18 +367,11 @@ def _misuse(node: ir.Node, signature: _Signature) -> str | None:
     if not least <= len(node.outputs) <= most:
         return f"has {len(node.outputs)} outputs, and gives {least}" + (f" to {most}" if most > least else "")
     for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            return f"refers to an attribute '{attribute.ref_attr_name}' of a function, and is in none"
         if int(attribute.type) != signature.attributes.get(name, int(attribute.type)) or not attribute.type:
             return f"has an attribute '{name}' of the wrong type ({attribute.type.name})"
     for name in signature.required_attributes:
         if name not in node.attributes:
             return f"lacks its attribute '{name}'"
-    parts = node.attributes.get("num_outputs") if node.op_type == "Split" and not node.domain else None
-    if parts is not None and parts.as_int() != len(node.outputs):  # of which onnxruntime's kernel may end the process
-        return f"has {len(node.outputs)} outputs, and its num_outputs is {parts.as_int()}"
-    if node.op_type == "Constant" and not node.domain and len(node.attributes) != 1:
-        return f"has {len(node.attributes)} attributes in place of one value"
     return None
 
 

@@ -1,14 +1,15 @@
-"""Weights as a product's kernel reads them, kept in a plan's data file beside the weights as the model has them.
+"""Weights as kernels read them, kept in a plan's data file beside the weights as the model has them.
 
-onnxruntime's kernels for products of float32 matrices copy a constant right operand into panels of 16 columns when a
-session is made: memory of the process, as much as the weight has. Where the file of a weight holds such a copy as well
-(``prepacked_0`` of its ``external_data``), the kernel packs the weight, compares a hash of that with the one in the
-file, and where they are equal reads the file's copy in its place: pages of a file, which processes share and the system
-takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as ever. A weight that
-products read both as it is and transposed, as a frozen one in a training step, has two copies.
+Many of onnxruntime's kernels lay a constant operand out anew when a session is made, those for products of float32
+matrices in panels of 16 columns: memory of the process, as much as the weight has. Where the file of a weight holds
+such a copy as well (``prepacked_0`` of its ``external_data``), the kernel packs the weight, compares a hash of that
+with the one in the file, and where they are equal reads the file's copy in its place: pages of a file, which processes
+share and the system takes back when it must. So nothing can differ in a bit, and elsewhere the weight is packed as
+ever. A weight that is read in two ways, as a frozen one in a training step both as it is and transposed, has two
+copies.
 
-Only such weights are taken whose packed size is known from their shape (`packed_sizes`): what a kernel reads then lies
-in the file, whoever wrote it.
+Only such weights are taken of which the size of a packed copy is known from their shape
+(`memonger.ir.packing`): what a kernel reads then lies in the file, whoever wrote it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.ir.decoding import LARGEST, AtLeast
-from memonger.ir.operators import operator_name
+from memonger.ir.packing import number, packing
 from memonger.units import MiB
 
 META = "memonger.packed"
@@ -28,10 +29,6 @@ META = "memonger.packed"
 
 SMALLEST = 4096
 """Bytes of a weight that is packed in the file: what is smaller fills no page."""
-
-_PANEL = 16  # columns of a panel of MLAS: mlasi.h, MLAS_SGEMM_STRIDEN_THREAD_ALIGN
-PRODUCTS = frozenset({"Gemm", "MatMul", "com.microsoft::FusedGemm", "com.microsoft::FusedMatMul"})
-"""Operators whose kernels pack their right operand, where it is constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,41 +40,53 @@ class Packed:
         offset: Its first byte in the file.
         length: Its bytes.
         digest: Of its content, as `memonger.plan_file.tensor_digest`.
+        parts: Bytes of each of its buffers, one behind the other, where there are several.
     """
 
     key: str
     offset: Annotated[int, AtLeast(0, LARGEST)]
     length: Annotated[int, AtLeast(1, LARGEST)]
     digest: str
+    parts: tuple[Annotated[int, AtLeast(1, LARGEST)], ...] = ()
+
+    def buffers(self) -> Iterator[tuple[int, int]]:
+        """The first byte of each buffer in the file, and its bytes."""
+        begin = self.offset
+        for length in self.parts or (self.length,):
+            yield begin, length
+            begin += length
 
 
 class Copy(NamedTuple):
     """A weight's packed copy that was just made: an initializer, the copy's key, and the bytes of a file it lies in.
 
-    Of a weight with two that for products by it as it is comes first, and then that for products by it transposed.
+    Of each of its ``buffers`` that is the first byte in the file, and how many there are. Of a weight with two copies
+    the one for kernels that read it as it is comes first, and then that for those that read it transposed.
     """
 
     weight: ir.Value
     key: str
     file: Path
-    offset: int
-    length: int
+    buffers: tuple[tuple[int, int], ...]
+
+
+def packed_buffers(value: ir.Value) -> dict[bool, tuple[int, ...]]:
+    """Of each packed copy of a weight the bytes of its buffers: of the one for kernels that read it as it is, by False,
+    and of the one for those that read it transposed, by True, in this order; of each only where there are such kernels.
+
+    Args:
+        value: An initializer. Others than those that pack it may read it as well: they read it as it is.
+
+    Returns: Nothing where none packs it, or they differ in what they make of it.
+    """
+    found = {(reads_transposed(node), buffers) for node, index in value.uses() if (buffers := packing(node, index))}
+    ways = dict(sorted(found))
+    return ways if len(ways) == len(found) else {}
 
 
 def packed_sizes(value: ir.Value) -> dict[bool, int]:
-    """Bytes of a weight's packed copies: of the one for products that multiply by it, by False, and of the one for
-    those by it transposed, by True, in this order; of each only where there are such products.
-
-    Args:
-        value: An initializer. Others than products may read it as well: they read it as it is.
-    """
-    tensor = value.const_value
-    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) != 2 or value.is_graph_input():
-        return {}
-    rows, columns = (int(dim) for dim in tensor.shape.numpy())
-    ways = {reads_transposed(node) for node, index in value.uses() if is_packing(node, index)}
-    shapes = {way: (columns, rows) if way else (rows, columns) for way in sorted(ways)}
-    return {way: -(-width // _PANEL) * _PANEL * depth * 4 for way, (depth, width) in shapes.items()}
+    """Bytes of a weight's packed copies: see `packed_buffers`."""
+    return {way: sum(buffers) for way, buffers in packed_buffers(value).items()}
 
 
 def second_copies(model: ir.Model) -> dict[str, int]:
@@ -90,14 +99,13 @@ def second_copies(model: ir.Model) -> dict[str, int]:
 
 
 def is_packing(node: ir.Node, index: int) -> bool:
-    """Whether a node is a product, and an input its right operand."""
-    return index == 1 and operator_name(node) in PRODUCTS
+    """Whether a node's kernel packs an input, and the file can hold what it packs."""
+    return bool(packing(node, index))
 
 
 def reads_transposed(node: ir.Node) -> bool:
     """Whether a product multiplies by its right operand transposed."""
-    attribute = node.attributes.get("transB")
-    return bool(attribute is not None and not attribute.is_ref() and attribute.as_int())
+    return bool(number(node, "transB", 0))
 
 
 def packed_of(tensor: ir.TensorProtocol | None) -> tuple[Packed, ...]:
@@ -122,9 +130,9 @@ def all_packed(model: ir.Model) -> Iterator[tuple[ir.ExternalTensor, Packed]]:
 def tell(message: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol | None]) -> None:
     """Say in a model's message where packed copies lie, in onnxruntime's words. ``weights``: its own, by name."""
     for tensor in message.graph.initializer:
-        for number, packed in enumerate(packed_of(weights.get(tensor.name)) if tensor.external_data else ()):
-            where = f"{packed.key}|{packed.offset};{packed.length};0"
-            tensor.external_data.add(key=f"prepacked_{number}", value=where)
+        for count, packed in enumerate(packed_of(weights.get(tensor.name)) if tensor.external_data else ()):
+            where = "|".join((packed.key, *(f"{begin};{length};0" for begin, length in packed.buffers())))
+            tensor.external_data.add(key=f"prepacked_{count}", value=where)
 
 
 AT_ONCE = 64 * MiB

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -196,9 +197,10 @@ class _FileWriter:
 
     def copy(self, copy: Copy) -> Packed:
         """Write a packed copy, likewise: onnxruntime reads one of those that are equal."""
-        parts = read_bytes(copy.file, copy.offset, copy.length, str(copy.weight.name))
-        begin, digest = self._write_once(parts, copy.length)
-        return Packed(copy.key, begin, copy.length, digest)
+        name, sizes = str(copy.weight.name), tuple(length for _, length in copy.buffers)
+        parts = chain.from_iterable(read_bytes(copy.file, begin, length, name) for begin, length in copy.buffers)
+        begin, digest = self._write_once(parts, sum(sizes))
+        return Packed(copy.key, begin, sum(sizes), digest, sizes if len(sizes) > 1 else ())
 
     def _write_once(self, parts: Iterator[Any], length: int) -> tuple[int, str]:
         end = self._target.tell()

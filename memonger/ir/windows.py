@@ -13,7 +13,8 @@ class Windows:
     """Windows that slide over an image; one number for each axis of the image.
 
     Window ``o`` reads the elements ``o * stride - begin + i * dilation`` for ``i`` below ``kernel``; those outside the
-    image are padding.
+    image are padding. Where a pool's windows are less than its stride, ``begin`` may be negative: the first one lies
+    within the image.
     """
 
     image: tuple[int, ...]
@@ -42,6 +43,30 @@ class Windows:
             for c, s, e, b, n in zip(self.count, self.strides, self.extent, self.begin, self.image, strict=True)
         )
 
+    def padding(self, *, is_pool: bool, rounded: bool = False, counted: bool = False) -> dict[str, int | list[int]]:
+        """The attributes that say the padding, so that whoever counts the windows finds as many.
+
+        Args:
+            is_pool: Whether padding has to be less than a window.
+            rounded: Whether the number of windows may be rounded up (``ceil_mode``), where that gives as many.
+            counted: Whether averages count padding that is said, of which there can't be more then.
+
+        Raises:
+            ValueError: none gives so many windows.
+        """
+        ends = [max(0, min(end, excess)) for end, excess in zip(self.end, self.excess, strict=True)]
+        sizes = list(zip(self.image, self.begin, ends, self.extent, self.strides, self.count, strict=True))
+        is_more = any(excess > end for excess, end in zip(self.excess, self.end, strict=True))
+        is_up = rounded and is_more and all(-(-(n + b + e - reach) // s) + 1 == c for n, b, e, reach, s, c in sizes)
+        if is_up and min(self.begin) >= 0:
+            return {"pads": [*self.begin, *ends], "ceil_mode": 1}
+        is_fewer = any(excess <= -stride for excess, stride in zip(self.excess, self.strides, strict=True))
+        pads = [*self.begin, *(max(0, excess) for excess in self.excess)]
+        is_wide = is_pool and any(pad >= size for pad, size in zip(pads, self.kernel * 2, strict=True))
+        if min(self.begin) < 0 or is_fewer or is_wide or (counted and is_more):
+            raise ValueError(f"no padding gives {list(self.count)} windows of {list(self.image)} elements")
+        return {"pads": pads}
+
     @property
     def is_pointwise(self) -> bool:
         """Whether a window is one element, without padding."""
@@ -69,7 +94,8 @@ def windows_of(
 ) -> Windows:
     """The windows of a Conv or of a pool; with ``up``, of a ConvTranspose, whose image is its output.
 
-    Where the node leaves the padding to be found (``auto_pad``, ``output_shape``), it follows from the sizes.
+    Where the node leaves the padding to be found (``auto_pad``, ``output_shape``), it follows from the sizes: of a
+    pool's windows as if they weren't dilated, as onnxruntime has it.
     """
     rank = len(image)
     strides = Emitter.attribute(node, "strides", []) or [1] * rank
@@ -79,11 +105,13 @@ def windows_of(
     begin, end = list(pads[:rank]), list(pads[rank:])
     if auto.startswith("SAME") or (up and "output_shape" in node.attributes):
         extra = Emitter.attribute(node, "output_padding", []) or [0] * rank
+        is_pool = node.op_type.endswith("Pool")
         for a in range(rank):
-            total = (count[a] - 1) * strides[a] + (kernel[a] - 1) * dilations[a] + 1 - image[a]
-            total = max(0, total + (extra[a] if up else 0))
+            windows, apart = (-(-image[a] // strides[a]), 1) if is_pool else (count[a], dilations[a])
+            total = (windows - 1) * strides[a] + (kernel[a] - 1) * apart + 1 - image[a]
+            total = max(0, total + (extra[a] if up else 0)) if not is_pool else total
             larger_first = auto == "SAME_LOWER" or (up and auto != "SAME_UPPER")  # as onnxruntime does
-            begin[a] = total - total // 2 if larger_first else total // 2
+            begin[a] = int((total + larger_first) / 2)
             end[a] = total - begin[a]
     elif auto == "VALID":
         begin, end = [0] * rank, [0] * rank

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
-from memonger.ir.values import add_initializer, graphs, inner_graphs, static_shape
+from memonger.ir.values import add_initializer, all_values, graphs, inner_graphs, static_shape
 from memonger.loops.writer import move_constants, settle_constants
 from memonger.tiling.writer import SliceWriter
 
@@ -39,6 +39,36 @@ def can_be_in_branch(model: ir.Model) -> bool:
     is_new = (graph.opset_imports.get("") or 0) >= _OLDEST_OPSET
     are_tensors = all(type(value.type) is ir.TensorType for value in (*graph.inputs, *graph.outputs))
     return is_new and are_tensors and all(value.dtype in _FILLED for value in graph.outputs)
+
+
+BATCHES = 2, 3
+"""Two sizes of a batch, of which those of other values tell whether they depend on it."""
+
+
+def open_batch(model: ir.Model) -> str | None:
+    """The name of the first dimension of inputs, if no other is open; None where it has none."""
+    dims = [dim for value in model.graph.inputs for dim in (value.shape or (ir.SymbolicDim(None),))]
+    names = {dim.value for dim in dims if isinstance(dim, ir.SymbolicDim)}
+    firsts = {dim.value for v in model.graph.inputs for dim in (v.shape or ())[:1] if isinstance(dim, ir.SymbolicDim)}
+    return next(iter(names)) if len(names) == 1 and names == firsts else None
+
+
+def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> None:
+    """Give values the sizes that don't depend on the batch, which stays open.
+
+    onnxruntime computes in place only what it knows to have one size; of a shape that is computed it knows none.
+
+    Args:
+        model: Changed.
+        batch: The name of its open dimension.
+        few: The model with the first of `BATCHES`, shapes inferred.
+        many: With the second.
+    """
+    least, most = ({v.name: static_shape(v) for v in all_values(each.graph)} for each in (few, many))
+    for value in (v for node in model.graph for v in node.outputs if v.name and static_shape(v) is None):
+        pairs = list(zip(least.get(value.name) or (), most.get(value.name) or (), strict=False))
+        if pairs and not value.is_graph_output() and all(a == b or (a, b) == BATCHES for a, b in pairs):
+            value.shape = ir.Shape([a if a == b else batch for a, b in pairs])
 
 
 def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:

@@ -10,6 +10,7 @@ next candidate.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx_ir as ir
 
-from memonger.errors import PlanError
+from memonger.errors import LoadError, PlanError
 from memonger.files import write_whole
 from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import can_be_in_branch, in_branch
+from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
 from memonger.loops.copies import with_copies
 from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.targets import RUNTIMES, Weights
@@ -41,6 +42,7 @@ from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
+from memonger.shapes.inference import tell_sizes
 from memonger.tiling.axes import Axes
 from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_regions import MOST_SLICES, StepSpan
@@ -230,6 +232,7 @@ def shrink(
     settled = SliceWriter(loaded.ir.clone())
     settle_constants(settled)
     settled.drop_unread()
+    told = tell_sizes(settled.model)
     job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
     search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
@@ -260,7 +263,8 @@ def shrink(
     why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
     found = fast
     if in_branches:
-        as_it_is = _Candidate(whole, 0.0, partial(_in_order, source), ())
+        is_static = all(static_shape(value) is not None for value in original.graph.inputs)
+        as_it_is = _Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
@@ -375,9 +379,12 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
 
 
 def _in_order(source: Source) -> ir.Model:
-    """The model as it is, its nodes in an order in which they can run; with sizes told it may round otherwise."""
+    """The model as it is, its nodes in an order in which they can run; with its batch told it may round otherwise."""
     model = load_as_is(source).ir  # no copy of the original: what isn't in order can't be copied
     model.graph.sort()
+    if (batch := open_batch(model)) is not None:
+        with suppress(LoadError):  # a size that it can't have
+            add_sizes(model, batch, *(load(source, batch=size).ir for size in BATCHES))
     return model
 
 

@@ -169,7 +169,7 @@ def run(
         profiled, results = _run_on_host(written, options, wanted, once)
     finally:
         ort.shrink_host_memory()
-    workspace = profile.read_workspace(memory) if memory.is_file() else {}
+    workspace = _at_once(model, profile.read_workspace(memory)) if memory.is_file() else {}
     found = _calibrating_run(model, device, profile.read_runs(profiled), workspace, first)
     return replace(found, results=results)
 
@@ -346,6 +346,19 @@ def _seconds(runs: Sequence[Sequence[profile.NodeRun]], inner: Collection[str]) 
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
+def _at_once(model: ir.Model, workspace: Mapping[str, int]) -> dict[str, int]:
+    """The same, where a kernel takes memory for one frame after the other (``STFT``): what it has at once.
+
+    The statistics add up all of it. There are up to four pieces as large as a frame's: what all frames share is beside.
+    """
+    found = dict(workspace)
+    for node in model.graph:
+        shape = static_shape(node.outputs[0]) if node.op_type == "STFT" and not node.domain else None
+        if shape and node.name in found:
+            found[node.name] = min(found[node.name], 4 * -(-found[node.name] // max(1, shape[0] * shape[1])))
+    return found
+
+
 def _with_copied_indices(
     model: ir.Model, tensors: Mapping[str, tuple[str, tuple[int, ...]]], workspace: Mapping[str, int]
 ) -> dict[str, int]:
@@ -484,6 +497,6 @@ def measured(model: ir.Model, threads: int) -> Mapping[str, int] | None:
     except Exception:  # pybind exceptions share no base class; what can't be measured is said to be unknown
         return None
     else:
-        return profile.read_workspace(statistics) if statistics.is_file() else {}
+        return _at_once(model, profile.read_workspace(statistics)) if statistics.is_file() else {}
     finally:
         folder.remove()

@@ -4,9 +4,10 @@ The optimizer's output is loaded again with every optimization off, and has to r
 file order: only then may its values be given addresses.
 """
 
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +27,8 @@ from memonger.ir.modules import carry_modules
 from memonger.ir.names import name_nodes
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.passes import Pass, run_passes
-from memonger.ir.tensors import in_memory, sizes_of_parts
-from memonger.ir.values import all_values, graphs, nbytes, static_shape
+from memonger.ir.tensors import external_tensors, in_memory, sizes_of_parts
+from memonger.ir.values import all_values, graphs, nbytes, static_shape, tensor_shape
 from memonger.lowering import calibrate, cpu_narrow, ranged
 from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
@@ -44,7 +45,7 @@ from memonger.runtime.program import inputs_of
 from memonger.shapes import open_dims
 from memonger.shapes.inference import forget_symbolic, infer_once, run_time_sized
 from memonger.shapes.ranges import DimRange
-from memonger.units import in_full
+from memonger.units import MiB, in_full
 from memonger.words import option
 
 LEVELS = {
@@ -71,6 +72,12 @@ def forms(model: Model, device: Device, level: str) -> tuple[Pass, ...]:
     inexact = (block_convolutions, partial(fuse_products, exact=False)) if model.is_differentiated else ()
     return (widen_narrow_nodes, *steps, *inexact)
 
+
+Weights = Mapping[str, ir.ExternalTensor]
+"""Weights in files, by name."""
+
+_LARGE = MiB
+"""Bytes of a weight that the optimizer isn't asked to write twice."""
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
 
@@ -199,41 +206,61 @@ class _Lowering:
         found = self.calibrated(model, first, calibrate.Wanted(settings.times, results=True))
         assert found is not None
         wanted = calibrate.Wanted(settings.times, other=found[2])
+        lowering, stock = replace(self, settings=replace(settings, inputs=given)), None
         try:
-            lowering = replace(self, settings=replace(settings, inputs=given))
-            stock = lowering.calibrated(model, other, wanted)
+            for form in other:
+                stock = lowering.calibrated(model, form, wanted)
+                if stock is None:
+                    break
         except SessionError:
             return found[:2]  # it doesn't run on these inputs: nothing is known of its bits
         return (found if stock is None else stock)[:2]
 
-    def optimized(self, source: Model, original: Model, name: str, level: str | None = None) -> Model:
+    def optimized(
+        self, source: Model, original: Model, name: str, level: str | None = None, known: Weights | None = None
+    ) -> Model:
         """What the optimizer makes of a model, by way of a file of that name; modules are as in the original."""
         optimize = OptimizeWithOnnxruntime(
-            self.device, LEVELS[self.settings.level] if level is None else level, self.folder / name, self.settings.cuda
-        )
+            self.device, LEVELS[self.settings.level] if level is None else level, self.folder / name,
+            self.settings.cuda, known,
+        )  # fmt: skip
         carry = partial(carry_modules, source=original.ir)
         return run_passes(source, "lower", optimize, settle_reorders, copy_where_nothing_drops, name_nodes, carry)
 
-    def computing_otherwise(self, unbound: Model, model: Model, lowered: Model) -> Model | None:
+    def computing_otherwise(self, unbound: Model, model: Model, lowered: Model) -> Iterator[Model] | None:
         """What the optimizer makes of a model whose sizes are open, at these sizes; None where it has the operators.
 
-        None too where it is refused, or what the model gives isn't told by its inputs.
+        None too where it is refused, or what the model gives isn't told by its inputs. Large weights aren't written
+        another time: they are first those of the same names of ``lowered``. Where that gives other bits, what counts is
+        the second model: with weights as the optimizer writes them.
         """
         if any(
             facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph
         ):
             return None
+        known = {str(tensor.name): tensor for tensor in external_tensors(lowered.ir)}
         try:
-            found = self.optimized(unbound, unbound, "sizes_open.onnx")
+            found = self.optimized(unbound, unbound, "sizes_open.onnx", known=known)
         except SessionError:
             return None
         if _computing(found.ir) == _computing(lowered.ir):
             return None
-        shapes = {value.name: value.shape for value in model.graph.inputs}
-        for value in found.graph.inputs:
-            value.shape = shapes.get(value.name, value.shape)
-        forget_symbolic(found.ir)
-        return found
+        return self._with_sizes(found, unbound, model, lowered)
+
+    def _with_sizes(self, found: Model, unbound: Model, model: Model, lowered: Model) -> Iterator[Model]:
+        """See `computing_otherwise`: at the model's sizes what was found, and, if that has weights of another, in full.
+
+        Where some are in no file it is that alone.
+        """
+        has_all = all(Path(tensor.path).is_file() for tensor in external_tensors(found.ir))
+        is_own = has_all and set(external_tensors(lowered.ir)).isdisjoint(external_tensors(found.ir))
+        for each in (found,) * has_all + (None,) * (not is_own):
+            other = each or self.optimized(unbound, unbound, "sizes_open_in_full.onnx")
+            shapes = {value.name: value.shape for value in model.graph.inputs}
+            for value in other.graph.inputs:
+                value.shape = shapes.get(value.name, value.shape)
+            forget_symbolic(other.ir)
+            yield other
 
     def calibrated(
         self, model: Model, lowered: Model, wanted: calibrate.Wanted
@@ -306,31 +333,43 @@ class _Lowering:
 class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
     """What onnxruntime's optimizer makes of a model, as it writes it when a session is made. That never runs.
 
-    Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed.
+    Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed. With ``known``
+    those of `_LARGE` bytes and more go nowhere, where the system has such a file: tensors of the same name, type and
+    shape among these are in their place. Of others there is no file then.
 
     Raises:
         SessionError: the runtime refuses the model, or what it made of it can't be read.
     """
 
-    def __init__(self, device: Device, level: str, path: Path, cuda: Cuda) -> None:
-        self._device, self._path = device, path
+    def __init__(self, device: Device, level: str, path: Path, cuda: Cuda, known: Weights | None = None) -> None:
+        self._device, self._path, self._known = device, path, known
         entries = {
             "session.disable_prepacking": "1",
             "session.optimized_model_external_initializers_file_name": path.name + ".data",
-            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+            "session.optimized_model_external_initializers_min_size_in_bytes": str(1024 if known is None else _LARGE),
         }
         self._settings = ort.SessionSettings(level=level, threads=1, optimized=path, entries=entries, cuda=cuda)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """The optimizer's model, with the graph's name and the metadata of the original."""
+        data = self._path.with_name(self._path.name + ".data")
+        if self._known is not None:
+            with suppress(OSError):
+                data.symlink_to(os.devnull)
         with calibrate.session(model, self._device, self._settings):
             pass
+        if data.is_symlink():
+            data.unlink()
         if not self._path.is_file():
             raise SessionError(f"onnxruntime wrote no optimized model to {self._path.parent}: is the disk full?")
         try:
             made = ir.load(self._path)
         except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
             raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
+        for value in made.graph.initializers.values() if self._known is not None and not data.is_file() else ():
+            tensor, found = value.const_value, (self._known or {}).get(str(value.name))
+            if isinstance(tensor, ir.ExternalTensor) and found is not None and _kind(tensor) == _kind(found):
+                value.const_value = found
         for value, tensor in sizes_of_parts(made.graph).items():
             value.const_value = in_memory(tensor)
         made.graph.name = model.graph.name
@@ -339,6 +378,10 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
         made.ir_version = max(made.ir_version or 0, model.ir_version or 0)
         before, after = (Counter(operator_name(node) for node in each.graph) for each in (model, made))
         return ir.passes.PassResult(made, modified=before != after)  # its order of nodes can be another each time
+
+
+def _kind(tensor: ir.TensorProtocol) -> tuple[object, ...]:
+    return tensor.dtype, tensor_shape(tensor).numpy()
 
 
 def settle_reorders(model: Model) -> bool:

@@ -18,7 +18,7 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import ALIGNMENT, run_time_bytes
-from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads
+from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads, why_kept
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -381,6 +381,8 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
         bound = min(error.lower_bound for error in refusals)
         bound += max(read.resident for read in reads) - largest_at_once(reads)
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
+    if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
+        refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
     refusals.sort(key=lambda error: error.smallest)
     for error in refusals[:-1]:  # in slices weights are read in another order, which may need a larger window
         options = dataclasses.replace(job.options, budget=error.smallest)
@@ -449,7 +451,7 @@ def with_window(job: Job, *, any_order: bool = False) -> Job | None:
     window = largest_at_once(reads)
     if any_order and job.mode == "training":
         window = max(window, sum(sorted(read.resident for read in reads)[-2:]))
-    base = request.base - sum(read.nbytes for read in reads) + window
+    base = request.base + sum(read.own - read.nbytes for read in reads) + window
     return dataclasses.replace(job, has_window=True, request=dataclasses.replace(request, base=base))
 
 
@@ -804,7 +806,7 @@ def _with_window(plan: Plan) -> Plan:
     try:
         return dataclasses.replace(plan, window=choose_window(reads, budget - fixed))
     except ValueError:
-        needed = fixed + largest_at_once(reads)
+        needed = fixed + sum(read.own for read in reads) + largest_at_once(reads)
         raise BudgetError(budget, needed, needed - plan.arena_bytes) from None
 
 

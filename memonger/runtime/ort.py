@@ -20,6 +20,7 @@ from memonger.ir.fields import delimited, varint
 from memonger.runtime.backend import backend
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Message
+from memonger.runtime.weight_reader import dropping
 from memonger.units import MOST_THREADS
 
 
@@ -133,7 +134,8 @@ def make_session(
             if model.folder is not None:
                 settings.add_session_config_entry("session.model_external_initializers_file_folder_path", model.folder)
             try:
-                session = _create(model.data, settings, device, providers)
+                with dropping(model.copies):
+                    session = _create(model.data, settings, device, providers)
             except SessionError as error:
                 if pool is not None and pool.refused is not None:
                     raise SessionError(f"onnxruntime can't load the model: {pool.refused}") from error

@@ -11,12 +11,12 @@ from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
 from memonger.files import temporary_folder
 from memonger.ir.extract import extract
-from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_of, packed_sizes, reads_transposed
+from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_buffers, packed_of, reads_transposed
 from memonger.runtime import onnxruntime, ort, process_memory
 from memonger.runtime.backend import backend
 from memonger.runtime.weights import session_of
 
-_ENTRY = re.compile(r"(\w+\+\d+)\|(\d+);(\d+);\d+")
+_ENTRY = re.compile(r"(\w+\+\d+)((?:\|\d+;\d+;\d+)+)")
 _FILE = "packed.data"
 
 
@@ -35,11 +35,12 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
     """
     batch, size, own = list[ir.Value](), 0, set(model.graph.initializers.values())
     for value in among:
-        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_sizes(value)
+        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_buffers(value)
         if tensor is None or value not in own or tensor.nbytes < SMALLEST or not sizes:
             continue
         if len(there) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
-            yield from (Copy(value, one.key, Path(tensor.path), one.offset, one.length) for one in there)
+            for one in there:
+                yield Copy(value, one.key, Path(tensor.path), tuple(one.buffers()))
             continue
         batch.append(value)
         size += tensor.nbytes
@@ -51,22 +52,22 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
 
 
 def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
-    """Those of these weights: of each as products read it that multiply by it, and then as those by it transposed.
+    """Those of these weights: of each as kernels read it that read it as it is, and then as those transposed.
 
     Two copies of a weight may have the same length, and onnxruntime doesn't say which is which: so they are packed by
-    models of their own, of the first product that reads each.
+    models of their own, of the first node that reads each.
     """
     with temporary_folder() as folder:
         packed = {way: _packed_one_way(model, weights, way, folder / str(way)) for way in (False, True)}
         for value in weights:
-            copies = [packed[way].get(value) for way in packed_sizes(value)]
+            copies = [packed[way].get(value) for way in packed_buffers(value)]
             yield from (copy for copy in copies if copy is not None and None not in copies)
     process_memory.give_back()
 
 
 def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder: Path) -> dict[ir.Value, Copy]:
-    """Copies of those that products read this way: transposed or as they are."""
-    wanted = {value for value in weights if way in packed_sizes(value)}
+    """Copies of those that kernels read this way: transposed or as they are."""
+    wanted = {value for value in weights if way in packed_buffers(value)}
     readers = {
         value: node
         for node in reversed(model.graph)
@@ -95,6 +96,14 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
     for value in wanted:
         said = found.get(str(value.name), {})
         entry = [_ENTRY.fullmatch(text) for key, text in said.items() if key.startswith("prepacked_")]
-        if len(entry) == 1 and entry[0] and int(entry[0][3]) == packed_sizes(value)[way]:
-            copies[value] = Copy(value, entry[0][1], folder / _FILE, int(entry[0][2]), int(entry[0][3]))
+        if len(entry) == 1 and entry[0]:
+            copy = Copy(value, entry[0][1], folder / _FILE, _buffers(entry[0][2]))
+            if tuple(length for _, length in copy.buffers) == packed_buffers(value)[way]:
+                copies[value] = copy
     return copies
+
+
+def _buffers(text: str) -> tuple[tuple[int, int], ...]:
+    """Where buffers lie in a file, and their bytes, of ``|offset;length;0`` of each."""
+    entries = (entry.split(";") for entry in text[1:].split("|"))
+    return tuple((int(begin), int(length)) for begin, length, _ in entries)

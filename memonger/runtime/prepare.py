@@ -145,7 +145,7 @@ def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
         (digests.get(name), way): one for name, value in weights.items() for way, one in packed_by_way(value).items()
     }
     for first, last, read in in_order(weight_reads(plan.model)):
-        if read.name not in named:
+        if read.name not in named or not read.resident:  # no step reads it, where a kernel has read it at load
             continue
         tensor = weights[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):
@@ -154,7 +154,7 @@ def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
         if read.transposed is not None and (packed := copies.get((digests.get(read.name), read.transposed))):
             span = packed.offset, packed.length
         reads.append(WeightRead(first, last, FileSpan(file, *span, ahead=read.whole), read.resident))
-    return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads))
+    return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads)) if reads else None
 
 
 def _numbered(groups: Iterable[SessionGroup], number: int) -> Iterator[SessionGroup]:

@@ -82,12 +82,14 @@ class Message:
         lent: Weights that a session is given beside it, by name. It doesn't hold on to them: whoever makes it has to,
             for as long as it lives.
         is_shared: Whether they are in the model as well. The session then reads them where they lie, without a copy.
+        copies: Where packed copies of large weights lie: of each file first byte and length.
     """
 
     data: bytes
     folder: str | None = None
     lent: Mapping[str, Held] = field(default_factory=dict)
     is_shared: bool = False
+    copies: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 class SharedWeights:

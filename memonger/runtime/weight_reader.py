@@ -15,15 +15,17 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 """
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,12 +34,16 @@ import numpy as np
 from memonger.errors import SessionError
 from memonger.runtime import process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
+from memonger.units import MiB
 
 PAUSE = 1e-3
 """Seconds between two looks at the page table while a plan runs."""
 
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
+
+_AT_ONCE = 4 * MiB
+"""Bytes of files that a session may map more, while it is made, before packed copies are let go."""
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -59,9 +65,9 @@ class Reading:
 
     Attributes:
         nbytes: Bytes that passed through the window.
-        disk_bytes: What of them the reader had the system fetch from the disk; all else was in its cache, or was
-            fetched by the steps themselves.
+        disk_bytes: What the process had the system fetch from the disk meanwhile; all else was in its cache.
         seconds: What the run took.
+        waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
         most_bytes: The most bytes of these weights that steps had read and that weren't dropped yet, at any look. More
             than the window (`memonger.Plan.window`) where steps are faster than the reader looks: it drops what is
             behind them, and holds none.
@@ -70,6 +76,7 @@ class Reading:
     nbytes: int
     disk_bytes: int
     seconds: float
+    waited: float
     most_bytes: int
 
 
@@ -123,11 +130,11 @@ class WeightReader:
         with self._one_run:
             for file in self._files:
                 file.check()
-            begin, fetched = time.perf_counter(), self._follower.fetched
+            begin, fetched = time.perf_counter(), _fetched()
             with self._at("run"):
                 yield
-            took, disk = time.perf_counter() - begin, self._follower.fetched - fetched
-            self.last = Reading(self._nbytes, disk, took, self._follower.most)
+            took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
+            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -140,9 +147,57 @@ class WeightReader:
         finally:
             self._follower.finish()
 
+    @cached_property
+    def disk_speed(self) -> float | None:
+        """Bytes a second that the disk gives of the first file, measured once, past the system's cache.
+
+        None where that can't be measured, as of a file that lies in memory (tmpfs).
+        """
+        return _disk_speed(self._files[0].path)
+
     def close(self) -> None:
         """End the thread, and close the files."""
         self._finalize()
+
+
+@contextmanager
+def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
+    """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`).
+
+    Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file. A
+    copy stays mapped from before the first is compared until the session ends, so that its address is no other's.
+
+    Args:
+        copies: Where they lie: of each file their first bytes and lengths.
+    """
+    if not copies or _why_not():
+        yield
+        return
+    files, is_over = [_DataFile(path) for path in copies], threading.Event()
+    spans = [FileSpan(file, *span, ahead=False) for file, each in enumerate(copies.values()) for span in each]
+    others, before = _maps(files), _file_bytes()  # the mappings are of other sessions, which may end meanwhile
+
+    def follow() -> None:
+        with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            least = before
+            while not is_over.wait(PAUSE):
+                if _file_bytes() - least > _AT_ONCE:
+                    maps = _maps(files)
+                    for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
+                        if not any(one.address <= address < one.address + one.length for one in others):
+                            _drop(pages.fileno(), address, length // _PAGE * _PAGE)
+                    least = _file_bytes()
+                least = min(least, _file_bytes())
+
+    thread = threading.Thread(target=follow, name="memonger copies", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        for file in files:
+            file.close()
 
 
 def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
@@ -202,8 +257,8 @@ class _Follower:
 
     Attributes:
         why_not: Why it doesn't; empty where it does.
-        fetched: Bytes that it had the system fetch from the disk.
         most: The most bytes that were in memory when it looked, in the last run.
+        waited: Seconds of the last run in which some thread waited for the disk.
     """
 
     def __init__(self, schedule: ReadSchedule, files: list[_DataFile]) -> None:
@@ -211,7 +266,7 @@ class _Follower:
         self._begins, self._is_over, self._is_idle = threading.Event(), threading.Event(), threading.Event()
         self._is_idle.set()
         self._work = ""
-        self.why_not, self.fetched, self.most = _why_not(), 0, 0
+        self.why_not, self.most, self.waited = _why_not(), 0, 0.0
         # Of each weight addresses and lengths of whole pages, and the addresses of those that tell whether it is read
         self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
         self._watched: list[list[int]] = [[] for _ in schedule.reads]
@@ -263,7 +318,6 @@ class _Follower:
 
     def follow(self) -> None:
         pages = os.open("/proc/self/pagemap", os.O_RDONLY)
-        before = _fetched()
         try:
             while True:
                 self._begins.wait()
@@ -274,7 +328,6 @@ class _Follower:
                     self._while_loading()
                 else:
                     self._while_running(pages)
-                self.fetched = _fetched() - before
                 self._is_idle.set()
         except OSError as error:
             self.why_not = f"the system refused to tell or to read pages ({error.strerror})"
@@ -295,9 +348,10 @@ class _Follower:
                     _advise(one.address, one.length, _PAGEOUT)
 
     def _while_running(self, pages: int) -> None:
-        reads, begun, self.most = self._schedule.reads, -1, 0
+        reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for span in {read.span for read in reads})
+        tasks, looked = _others(), time.perf_counter()
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
@@ -309,8 +363,12 @@ class _Follower:
                         self._drop(pages, number)
             self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
+            before, looked = looked, time.perf_counter()
+            self.waited += looked - before if any(map(_waits, tasks)) else 0.0
             if is_over:
                 break
+        for task in tasks:
+            os.close(task)
         for number in range(len(reads)):  # those too that were dropped: a step that was believed to be over has read on
             self._drop(pages, number)
         self._ahead = 0
@@ -410,10 +468,54 @@ def _file_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
 
 
-def _fetched() -> int:
-    """Bytes that the calling thread had fetched from disks; 0 where the system doesn't count them."""
+def _others() -> list[int]:
+    """Of each other thread of this process a descriptor of what the system says of it."""
+    found = []
+    for name in os.listdir("/proc/self/task"):
+        if int(name) != threading.get_native_id():
+            with suppress(OSError):  # it has ended meanwhile
+                found.append(os.open(f"/proc/self/task/{name}/stat", os.O_RDONLY))
+    return found
+
+
+def _waits(task: int) -> bool:
+    """Whether a thread waits for a disk."""
     try:
-        lines = Path(f"/proc/self/task/{threading.get_native_id()}/io").read_text().splitlines()
+        return os.pread(task, 256, 0).rpartition(b") ")[2].startswith(b"D")
+    except OSError:  # it has ended
+        return False
+
+
+_MEASURED = 32 << 20  # bytes that are read to measure a disk
+_AT_ONCE = 4 << 20
+
+
+def _disk_speed(path: str) -> float | None:
+    """Bytes a second that reading a file gives past the system's cache; None where that can't be."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    read, begin = 0, time.perf_counter()
+    with mmap.mmap(-1, _AT_ONCE) as buffer:  # whose address is that of a page, as reading past the cache takes
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            return None
+        try:
+            while read < _MEASURED and (got := os.preadv(file, [buffer], read)):
+                read += got // _PAGE * _PAGE
+                if got % _PAGE:
+                    break
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+    return read / (time.perf_counter() - begin) if read else None
+
+
+def _fetched() -> int:
+    """Bytes that this process had fetched from disks; 0 where the system doesn't count them."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)

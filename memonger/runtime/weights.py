@@ -1,6 +1,7 @@
 """Models as messages for onnxruntime, whose weights aren't serialized: that would copy them twice, at a crawl."""
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +15,17 @@ from memonger.errors import SessionError
 from memonger.ir.checks import root_cause
 from memonger.ir.element_types import ElementType
 from memonger.ir.fields import varint
-from memonger.ir.packed import tell
+from memonger.ir.packed import all_packed, tell
 from memonger.ir.tensors import FILES, external_tensors, is_large, sizes_of_parts
 from memonger.ir.values import tensor_shape
 from memonger.runtime import ort
 from memonger.runtime.prepared import Held, Message
+from memonger.units import MiB
 
 MOST_IN_MESSAGE = 1_900_000_000  # bytes; a message ends at 2 GiB
+
+LARGE_COPY = 4 * MiB
+"""Bytes of a packed copy that is let go while a session is made: see `memonger.runtime.weight_reader.dropping`."""
 
 # Wire format of protobuf: the key of a length-delimited field is (field number << 3) | 2.
 _GRAPH, _INITIALIZER, _RAW_DATA = bytes([7 << 3 | 2]), bytes([5 << 3 | 2]), bytes([9 << 3 | 2])
@@ -120,7 +125,11 @@ def message(model: ir.Model, lending: Lending | None = None) -> Message:
         data = _serialized(model, list(given.values()))
         lent = list(inside)
     weights = {} if lending is None else {str(value.name): lending.held(large[value]) for value in lent}
-    return Message(data, folder, weights, is_shared)
+    copies = dict[str, list[tuple[int, int]]]()
+    for tensor, packed in all_packed(model):
+        if packed.length >= LARGE_COPY:
+            copies.setdefault(os.path.realpath(tensor.path), []).append((packed.offset, packed.length))
+    return Message(data, folder, weights, is_shared, copies)
 
 
 def session_of(

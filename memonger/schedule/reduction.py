@@ -18,7 +18,10 @@ from memonger.schedule.on_demand import forward_pass
 from memonger.schedule.problem import Problem
 
 SMALL = 1 / 64
-"""Nodes are folded if they write less than this fraction of the largest value of the forward pass."""
+"""Nodes are folded if they write less than this fraction of the largest value of the forward pass,"""
+
+TOGETHER = 1 / 16
+"""and all of them in the forward pass less than this fraction of what it writes: many small values are no small one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +184,22 @@ def _group(
     limit = SMALL * max(
         (size[v] for n, writes in enumerate(graph.writes) if graph.forward[n] for v in writes), default=0
     )
+    together, written = 0, [sum(size[v] for v in writes) for n, writes in enumerate(graph.writes)]
+    of_forward = sorted(written[n] for n in range(len(written)) if graph.forward[n] and n not in folded)
+    for one in of_forward:
+        together += one
+        if one > limit:
+            break
+        if together > TOGETHER * sum(of_forward):
+            limit = one - 1
+            break
     groups: list[list[int]] = []
     open_group: dict[int, int] = {}  # value → bytes, of what the last group touches; empty: no node may join it
     for node, writes in enumerate(graph.writes):
         if node in folded:
             continue
         touched = {root[v]: size[root[v]] for v in (*graph.reads[node], *writes)}
-        if sum(size[v] for v in writes) > limit:
+        if written[node] > limit:
             groups.append([node])
             open_group = {}
         elif (

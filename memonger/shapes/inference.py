@@ -32,6 +32,7 @@ from memonger.ir.values import (
     subgraphs,
     tensor_shape,
 )
+from memonger.ir.windows import windows_of
 from memonger.shapes.sizes import Sizes
 
 LONG = 1 << 20
@@ -235,13 +236,73 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
 def _is_misjudged(node: ir.Node) -> bool:
     """Whether ONNX's own inference gives an operator's output a wrong size.
 
-    It takes `STFT` without the attribute as two-sided, and counts a window of pooling that begins in the padding, which
-    nobody computes.
+    It takes `STFT` without the attribute as two-sided; it counts a window of pooling that begins behind the image,
+    which nobody computes, those of dilated windows with padding that onnxruntime finds otherwise, and rows that a
+    transposed convolution adds to the size that it was asked for.
     """
     if operator_name(node) == "STFT":
         return "onesided" not in node.attributes
+    is_same = node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME")
+    if operator_name(node) == "ConvTranspose":
+        return is_same and any(node.attributes.get_ints("output_padding") or ())
+    is_dilated = any(each > 1 for each in node.attributes.get_ints("dilations") or ())
     is_pool = operator_name(node) in ("AveragePool", "LpPool", "MaxPool")
-    return is_pool and node.attributes.get_int("ceil_mode", 0) == 1 and "pads" in node.attributes
+    return is_pool and (node.attributes.get_int("ceil_mode", 0) == 1 or (is_same and is_dilated))
+
+
+def tell_sizes(model: ir.Model) -> bool:
+    """Write nodes so that ONNX's inference gives their outputs' sizes, too. Returns whether there were any.
+
+    onnxruntime makes room for what branches and bodies of loops give by that inference, and refuses another size.
+
+    Args:
+        model: With static shapes. Changed.
+
+    Raises:
+        PlanError: nothing says the size of a pool's output.
+    """
+    opset = model.graph.opset_imports.get("") or 1
+    wrong = [node for node in model.graph if _is_misjudged(node) and _inferred_alone(node, opset) != _shapes(node)[1]]
+    for node in wrong:
+        image, result = _shapes(node)
+        kernel = node.attributes.get_ints("kernel_shape") or ()
+        if node.op_type == "STFT":
+            told: dict[str, int | list[int]] = {"onesided": 1}  # as if it were left out
+        elif node.op_type == "ConvTranspose":
+            weight = (node.inputs[1] and static_shape(node.inputs[1])) or ()
+            at = windows_of(node, result[2:], image[2:], weight[2:], up=True)
+            told = {"pads": [*at.begin, *at.end]}
+        else:
+            at = windows_of(node, image[2:], result[2:], kernel)
+            is_rounded, is_counted = (
+                node.attributes.get_int(name, 0) > 0 for name in ("ceil_mode", "count_include_pad")
+            )
+            try:
+                told = at.padding(is_pool=True, rounded=is_rounded, counted=is_counted)
+            except ValueError as error:
+                raise PlanError(
+                    f"node '{node.name}' ({node.op_type}): {error}, as onnxruntime computes them: export the model "
+                    "with other 'pads', without 'ceil_mode' or 'auto_pad'."
+                ) from error
+        for name in ("auto_pad", "ceil_mode"):
+            node.attributes.pop(name, None)
+        node.attributes.update({each.name: each for each in ir.convenience.convert_attributes(told)})
+    return bool(wrong)
+
+
+def _shapes(node: ir.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of a node's first input and output; nothing where they aren't known."""
+    read, made = node.inputs[0], node.outputs[0]
+    return (static_shape(read) if read is not None else None) or (), static_shape(made) or ()
+
+
+def _inferred_alone(node: ir.Node, opset: int) -> tuple[int, ...]:
+    """The shape of a node's first output by ONNX's inference; nothing where it can't tell."""
+    types = {str(v.name): ir.serde.serialize_value(v).type for v in node.inputs if v is not None and v.type is not None}
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    proto = ir.serde.serialize_node(node)
+    made = onnx.shape_inference.infer_node_outputs(schema, proto, types)[proto.output[0]]
+    return tuple(dim.dim_value for dim in made.tensor_type.shape.dim)
 
 
 def _correct(skeleton: onnx.GraphProto, model: ir.Model) -> None:

@@ -89,12 +89,9 @@ class StepSearch:
             return best
         if sliced is None:
             return self.budgets.cheapest(budget)  # which raises
-        smallest: list[Candidate | None] = [
-            sliced,
-            self.budgets.smallest,
-            self._in_chunks(self.budgets.smallest, budget),
-        ]
-        raise BudgetError(budget, min(self.total(one) for one in smallest if one is not None), self.request.base)
+        least = self.budgets.smallest
+        smallest = min(self.total(one) for one in (sliced, least, self._in_chunks(least, budget)) if one is not None)
+        raise BudgetError(budget, smallest, self.request.base)
 
     def _searched(self, plain: Solution, sliced: InSlices | None, budget: int) -> list[Candidate]:
         """Candidates that are looked for within a budget, which may be above it."""

@@ -196,30 +196,22 @@ def measured(
         while upcoming is not None and upcoming[0].start < end:
             alive.append(upcoming)
             upcoming = next(waiting, None)
-        part = _needs(graph, alive, begin, end, axes)
-        needs.append(dataclasses.replace(part, waits=np.array(waits[begin:end], bool)))
+        fixed, (cut, crossing, joined, exits) = 0, (np.zeros(end - begin + 1) for _ in range(4))
+        for buffer, is_cut in alive:
+            first, last = max(buffer.start, begin) - begin, min(buffer.stop, end) - begin
+            if first >= last:
+                continue
+            if is_cut and begin <= buffer.start and buffer.stop <= end:
+                cut[first:last] += buffer.size
+                crossing[first + 1 : last] += buffer.size
+            elif buffer.start >= begin:
+                joined[first:last] += buffer.size
+                exits[first + 1 :] += buffer.size
+            else:
+                fixed += buffer.size
+        workspace, waiting_steps = np.array(graph.workspace[begin:end], float), np.array(waits[begin:end], bool)
+        needs.append(StepSpan(begin, end, fixed, cut, crossing, joined, exits, workspace, axes, waits=waiting_steps))
     return tuple(needs)
-
-
-def _needs(graph: Graph, alive: Sequence[tuple[Buffer, bool]], begin: int, end: int, axes: Axes) -> StepSpan:
-    """What a range needs, of the storages alive in it and whether they have the axis."""
-    steps = end - begin
-    cut, crossing, joined, exits = (np.zeros(steps + 1) for _ in range(4))
-    fixed = 0
-    for buffer, has_axis in alive:
-        is_cut = has_axis and begin <= buffer.start and buffer.stop <= end
-        first, last = max(buffer.start, begin) - begin, min(buffer.stop, end) - begin
-        if first >= last:
-            continue
-        if is_cut:
-            cut[first:last] += buffer.size
-            crossing[first + 1 : last] += buffer.size
-        elif buffer.start >= begin:
-            joined[first:last] += buffer.size
-            exits[first + 1 :] += buffer.size
-        else:
-            fixed += buffer.size
-    return StepSpan(begin, end, fixed, cut, crossing, joined, exits, np.array(graph.workspace[begin:end], float), axes)
 
 
 def stages_for(part: StepSpan, slices: Sequence[int], most: float, most_workspace: float) -> list[tuple[int, int, int]]:

@@ -216,24 +216,28 @@ class ChunkSearch:
         asked = self.options.axis_and_chunks
         if asked is not None and asked[0] == ROWS:
             batch = [a for a in self._of_inputs() if a.number == 0 and a.ranges] if not self.job.ranges else []
-            elements = filter(None, (self._elements(axis, all_in_slices(axis, axis.axes.size)) for axis in batch))
+            elements = filter(None, (self._elements(axis, axis.all_in_slices(axis.axes.size)) for axis in batch))
             jobs = [*(self.job.again(one.written) for one in elements), self.job]
             return [asked_for(jobs, asked[1], self._refused_rows, self._uncut)]
         if asked is not None:
-            seeds = _seeds(self.job.lowered.model, asked[0], None)
+            seeds = _seeds(self.job.lowered.model, asked[0])
             if not seeds:
                 has = f"no input has an axis {asked[0]} of more than one element"
                 raise PlanError(f"{has}, along which it could run in chunks.")
             axis = _along(self.job, asked[0], self._cut_along(seeds))
-            return [[self._candidate(self.job, axis, all_in_slices(axis, asked[1]))]]
+            return [[self._candidate(axis, axis.all_in_slices(asked[1]))]]
         key = frozenset(self._refused)
         if key not in self._axes:
-            trains = self.job.training is not None
-            self._axes[key] = [self._of_training()] if trains else self._of_inputs()
+            if self.job.training is None:
+                self._axes[key] = self._of_inputs()
+            else:  # ranges are cut along axes of their own
+                order, graph, cut, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
+                step = _in_order(self.job, -1, order, graph, cut)
+                self._axes[key] = [dataclasses.replace(step, ranges=ranges)]
         axes = self._axes[key]
-        along = [bands_along(self.job, axis, self._most, self.most_copies) for axis in axes]
+        along = [axis.bands(self._most, self.most_copies) for axis in axes]
         found: list[Candidates] = [
-            [self._candidate(self.job, axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
+            [self._candidate(axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
         ]
         if self.job.training is not None:
             return found
@@ -247,14 +251,12 @@ class ChunkSearch:
             self._rows[way] = self._rows.get(way) or RowSearch(job, uncut=self._uncut)
         return found + [self._rows[w].candidates(self._refused_rows, self._most, self.most_copies) for w in ways]
 
-    def _candidate(self, job: ToSlice, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
+    def _candidate(self, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
         """The same for the same bands, so that it is written once."""
         stages = tuple(band.stages for band in bands)
-        key = frozenset(self._refused), axis.number, job.outer is not None, stages
+        key = frozenset(self._refused), axis.number, axis.job.outer is not None, stages
         if key not in self._priced:
-            priced = *_at_least(job, axis, bands), _estimated(job, axis, bands)
-            write = partial(laid_out, job, axis.lowered, axis.graph, axis.axes.nodes, axis.number, bands)
-            self._priced[key] = Candidate(*priced, partial(write, size=axis.axes.size, once=axis.seconds))
+            self._priced[key] = axis.candidate(bands)
         return self._priced[key]
 
     def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
@@ -267,19 +269,15 @@ class ChunkSearch:
 
     def _of_inputs(self, also_repeated: bool = False) -> list["AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
-        model = self.job.lowered.model
-        seeds = seeds_of(model, self.batch)
-        if also_repeated:
-            seeds = (with_repeated(model, one) if max(one.values()) == 0 else one for one in seeds)
-        found = ((max(one.values()), self._cut_along(one)) for one in seeds)
-        return [
-            _along(self.job, number, cut) for number, cut in found if any(isinstance(h, Slicing) for h in cut.nodes)
-        ]
-
-    def _of_training(self) -> "AxisGraph":
-        """A training step, whose ranges are cut along axes of their own."""
-        order, graph, axes, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-        return dataclasses.replace(_in_order(self.job, -1, order, graph, axes), ranges=ranges)
+        model, found = self.job.lowered.model, list[AxisGraph]()
+        for number, size in enumerate((self.batch, None)):  # the batch, and the axis behind it
+            seeds = _seeds(model, number, size)
+            if seeds and number == 0 and also_repeated:
+                seeds = with_repeated(model, seeds)
+            cut = self._cut_along(seeds) if seeds else None
+            if cut is not None and any(isinstance(how, Slicing) for how in cut.nodes):
+                found.append(_along(self.job, number, cut))
+        return found
 
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
         """How nodes are cut from these axes of inputs on: with ranges so that slices fit at any size."""
@@ -319,57 +317,44 @@ class ChunkSearch:
     def _elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> Candidate | None:
         """The model in chunks of the batch whose images are to run in rows; None where nothing reads images."""
         cuts_rows = any(isinstance(rule, Slicing) for rule in row_rules(self.job.lowered.model))
-        candidate = self._candidate(self.job, batch, bands)
+        candidate = self._candidate(batch, bands)
         return candidate if cuts_rows and candidate.seconds <= self._most else None
 
     def _rows_of_elements(self, batch: "AxisGraph", rows: "AxisGraph") -> list[Candidates]:
         """Each element of the batch by itself, and of that the rows in chunks."""
-        bands = all_in_slices(batch, batch.axes.size)
-        candidate = self._candidate(self.job, batch, bands)
-        if _nodes(bands) > self.most_copies or candidate.seconds > self._most:
+        bands = batch.all_in_slices(batch.axes.size)
+        candidate = self._candidate(batch, bands)
+        if _copies(bands) > self.most_copies or candidate.seconds > self._most:
             return []
         job = self.job.again(candidate.written)
-        cut = [node for node in job.lowered.model.graph if WINDOW in node.metadata_props]
-        starts = [
-            node.outputs[0]
-            for node in cut
-            if node.op_type == "Slice" and node.inputs[0] in job.lowered.model.graph.inputs
-        ]
+        graph = job.lowered.model.graph
+        cut = [node for node in graph if WINDOW in node.metadata_props]
+        starts = [node.outputs[0] for node in cut if node.op_type == "Slice" and node.inputs[0] in graph.inputs]
         shapes = {str(value.name): static_shape(value) or () for value in starts}
         seeds = {name: 1 for name, shape in shapes.items() if len(shape) > 1 and shape[1] == rows.axes.size}
         if not seeds:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
         axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
-        return [[self._candidate(job, axis, one) for one in bands_along(job, axis, self._most, self.most_copies)]]
+        return [[self._candidate(axis, one) for one in axis.bands(self._most, self.most_copies)]]
 
 
 def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
     """The same with workspace as it was seen, and with a note on other bits."""
+    replace, different = dataclasses.replace, checked.different
+    if different:
+        name, most = max(different.items(), key=lambda one: one[1])
+        nodes = "1 node gives" if len(different) == 1 else f"{len(different)} nodes give"
+        said = f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs."
+        candidate = replace(candidate, notes=(said,))
     calibration, graph = candidate.lowered.calibration, candidate.request.graph
     if calibration is None:
-        return dataclasses.replace(candidate, notes=_said(checked.different))
-    workspace = {**calibration.workspace, **checked.workspace}
-    workspace = {name: size for name, size in workspace.items() if size}
-    graph = dataclasses.replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
-    return dataclasses.replace(
-        candidate,
-        lowered=dataclasses.replace(
-            candidate.lowered, calibration=dataclasses.replace(calibration, workspace=workspace)
-        ),
-        request=dataclasses.replace(candidate.request, graph=graph),
-        solution=dataclasses.replace(candidate.solution, graph=graph),
-        notes=_said(checked.different),
-    )
-
-
-def _said(different: Mapping[str, float]) -> tuple[str, ...]:
-    """What to tell of nodes that give other bits in chunks, as was allowed."""
-    if not different:
-        return ()
-    name, most = max(different.items(), key=lambda one: one[1])
-    nodes = "1 node gives" if len(different) == 1 else f"{len(different)} nodes give"
-    return (f"{nodes} other last bits in chunks, '{name}' most: by up to {most:.1e} on random inputs.",)
+        return candidate
+    workspace = {name: size for name, size in {**calibration.workspace, **checked.workspace}.items() if size}
+    graph = replace(graph, workspace=tuple(workspace.get(name, 0) for name in graph.nodes))
+    lowered = replace(candidate.lowered, calibration=replace(calibration, workspace=workspace))
+    request, solution = replace(candidate.request, graph=graph), replace(candidate.solution, graph=graph)
+    return replace(candidate, lowered=lowered, request=request, solution=solution)
 
 
 def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidates]) -> InSlices | None:
@@ -457,9 +442,10 @@ class AxisGraph:
 
     A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
     what each one does, ``alive`` how many bytes are, ``working_set`` those of them that are read again, and ``seconds``
-    about how long all nodes take.
+    about how long all nodes take. ``job`` is the model in the order of its plan.
     """
 
+    job: ToSlice
     number: int
     lowered: Lowered
     graph: Graph
@@ -473,13 +459,113 @@ class AxisGraph:
     def more_seconds(self, bands: Sequence[Band], cores: int) -> float:
         """About how much longer the nodes of bands take in slices, on so many cores."""
         more = 0.0
-        for stage in (stage for band in bands for stage in band.stages):
-            slices = len(stage.slices) - 1
-            for step in range(stage.begin, stage.end):
+        for steps, slices in _stages(bands):
+            for step in steps:
                 if isinstance(self.axes.nodes[step], Slicing):
                     alive = self.working_set[step]
                     more += self.works[step].more_seconds(cores, alive, alive / slices, slices)
         return more
+
+    def estimated(self, bands: Sequence[Band]) -> float:
+        """About how much longer bands take, but for what cuts and joins."""
+        runs = sum(sum(band.counts) for band in bands)
+        cores = self.job.cores
+        return self.more_seconds(bands, cores) + runs * run_seconds(self.packs_again(bands), cores)
+
+    def packs_again(self, bands: Sequence[Band]) -> bool:
+        """Whether copies of nodes would pack so much again that chunks share sessions."""
+        packed = (
+            self.works[step].packed * (slices - 1)
+            for steps, slices in _stages(bands)
+            for step in steps
+            if isinstance(self.axes.nodes[step], Slicing)
+        )
+        return self.job.training is None and sum(packed) > PACKED
+
+    def candidate(self, bands: Sequence[Band]) -> Candidate:
+        """The model with these bands in slices.
+
+        At a step that is cut what it reads whole is alive, and its slice of the rest. What cuts and joins isn't known.
+        """
+        whole, workspace = np.ones(len(self.alive), bool), np.array(self.graph.workspace, float)
+        for band in bands:
+            whole[band.begin : band.end] = False
+        alive = float(self.alive[whole].max(initial=0))
+        steps = nodes = len(self.alive)
+        shares, begins = self.packs_again(bands), [one.begin for one in self.ranges]
+        for own, slices in _stages(bands):
+            part = self.ranges[bisect_right(begins, own.start) - 1]
+            cut = part.cut[own.start - part.begin : own.stop - part.begin]
+            alive = max(alive, part.fixed + float(cut.max()) / slices)
+            workspace[own.start : own.stop] /= slices
+            copied = sum(isinstance(how, Slicing) for how in self.axes.nodes[own.start : own.stop])
+            steps += copied * (slices - 1)
+            nodes += 0 if shares else copied * (slices - 1)
+        alive += float(workspace.max(initial=0.0))
+        write = partial(laid_out, self.job, self.lowered, self.graph, self.axes.nodes, self.number, bands)
+        sessions = bytes_of(nodes, steps, self.number < 0)
+        write = partial(write, size=self.axes.size, once=self.seconds)
+        return Candidate(round(alive), sessions, self.estimated(bands), write)
+
+    def bands(self, most: float, most_copies: int) -> list[tuple[Band, ...]]:
+        """Ways to run the model in chunks, for ever larger arenas.
+
+        Args:
+            most: Seconds that they may take longer, by estimate.
+            most_copies: How many copies of nodes they may make.
+        """
+        levels = [one.levels for one in self.ranges]
+        slices = [[len(bounds) - 1 for bounds in each] for each in levels]
+        least = max((one.least(counts[-1]) for one, counts in zip(self.ranges, slices, strict=True)), default=0.0)
+        plain = self.job.plain
+        arena, workspace = plain.arena_bytes, max(plain.graph.workspace, default=0)
+        seen: dict[tuple[Any, ...], None] = {}
+        for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
+            share = 2 ** (-step / STEPS)
+            chosen = (
+                stages_for(one, counts, max(least, arena * share), workspace * share)
+                for one, counts in zip(self.ranges, slices, strict=True)
+            )
+            seen[tuple(map(tuple, chosen))] = None
+        candidates = (
+            tuple(
+                Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages))
+                for one, stages, bounds in zip(self.ranges, chosen, levels, strict=True)
+                if stages
+            )
+            for chosen in seen
+        )
+        return [
+            bands
+            for bands in candidates
+            if bands and _copies(bands) <= most_copies and self.estimated(bands) <= most
+            if not (self.job.runs_in_one and self.packs_again(bands))
+        ]
+
+    def all_in_slices(self, count: int) -> tuple[Band, ...]:
+        """All that can be in so many slices.
+
+        Raises:
+            PlanError: nothing can; or the axis has fewer elements.
+        """
+        size = self.axes.size
+        if count > size:
+            raise PlanError(f"the axis has {size} elements, and so at most as many chunks, not {count}.")
+        if not self.ranges:
+            refusal = next((str(how) for how in self.axes.nodes if isinstance(how, Refusal)), "no node reads it")
+            raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
+        bounds = tuple(size * number // count for number in range(count + 1))
+        return tuple(Band(self.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in self.ranges)
+
+
+def _stages(bands: Sequence[Band]) -> Iterator[tuple[range, int]]:
+    """The steps of each stage, and in how many slices they run."""
+    return ((range(one.begin, one.end), len(one.slices) - 1) for band in bands for one in band.stages)
+
+
+def _copies(bands: Sequence[Band]) -> int:
+    """How many nodes bands have, each in all of its slices."""
+    return sum(len(steps) * slices for steps, slices in _stages(bands))
 
 
 def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
@@ -505,118 +591,12 @@ def _in_order(job: ToSlice, number: int, order: Sequence[int], graph: Graph, axe
     alive, working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
     seconds = seconds_of(model, working_set, job.cores, job.training is not None, job.works)
     lowered = dataclasses.replace(job.lowered, model=model)
-    return AxisGraph(number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
+    return AxisGraph(job, number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
 
 
-def _at_least(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> tuple[int, int]:
-    """About the bytes that bands take at least, but for what cuts and joins, and those of their sessions.
-
-    At a step that is cut what it reads whole is alive, and its slice of the rest.
-    """
-    whole, workspace = np.ones(len(axis.alive), bool), np.array(axis.graph.workspace, float)
-    for band in bands:
-        whole[band.begin : band.end] = False
-    alive = float(axis.alive[whole].max(initial=0))
-    steps = nodes = len(axis.alive)
-    shares = _packs_again(job, axis, bands)
-    begins = [one.begin for one in axis.ranges]
-    for stage in (stage for band in bands for stage in band.stages):
-        own, slices = slice(stage.begin, stage.end), len(stage.slices) - 1
-        part = axis.ranges[bisect_right(begins, stage.begin) - 1]
-        cut = part.cut[stage.begin - part.begin : stage.end - part.begin]
-        alive = max(alive, part.fixed + float(cut.max()) / slices)
-        workspace[own] /= slices
-        copied = sum(isinstance(how, Slicing) for how in axis.axes.nodes[own])
-        steps += copied * (slices - 1)
-        nodes += 0 if shares else copied * (slices - 1)
-    alive += float(workspace.max(initial=0.0))
-    return round(alive), bytes_of(nodes, steps, axis.number < 0)
-
-
-def _packs_again(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> bool:
-    """Whether copies of nodes would pack so much again that chunks share sessions."""
-    stages = ((range(stage.begin, stage.end), len(stage.slices) - 2) for band in bands for stage in band.stages)
-    packed = (
-        axis.works[step].packed * more
-        for steps, more in stages
-        for step in steps
-        if isinstance(axis.axes.nodes[step], Slicing)
-    )
-    return job.training is None and sum(packed) > PACKED
-
-
-def _estimated(job: ToSlice, axis: AxisGraph, bands: Sequence[Band]) -> float:
-    """About how much longer bands take, but for what cuts and joins."""
-    runs = sum(sum(band.counts) for band in bands)
-    return axis.more_seconds(bands, job.cores) + runs * run_seconds(_packs_again(job, axis, bands), job.cores)
-
-
-def seeds_of(model: ir.Model, batch: int | None) -> Iterator[dict[str, int]]:
-    """Axes to try: of every input that has it the batch, and the axis behind it."""
-    for axis, size in enumerate((batch, None)):
-        seeds = _seeds(model, axis, size)
-        if seeds:
-            yield seeds
-
-
-def _seeds(model: ir.Model, axis: int, size: int | None) -> dict[str, int]:
+def _seeds(model: ir.Model, axis: int, size: int | None = None) -> dict[str, int]:
     """The inputs with so many elements along an axis, or with most of all; none where that is one."""
     shapes = {str(v.name): static_shape(v) or () for v in model.graph.inputs}
     sizes = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
     size = max(sizes.values(), default=1) if size is None else size
     return {name: axis for name, own in sizes.items() if own == size > 1}
-
-
-def bands_along(job: ToSlice, axis: AxisGraph, most: float, most_copies: int) -> list[tuple[Band, ...]]:
-    """Ways to run a model in chunks along one axis, for ever larger arenas.
-
-    Args:
-        job: The model.
-        axis: The same, ordered for that axis.
-        most: Seconds that they may take longer, by estimate.
-        most_copies: How many copies of nodes they may make.
-    """
-    levels = [one.levels for one in axis.ranges]
-    slices = [[len(bounds) - 1 for bounds in each] for each in levels]
-    least = max((one.least(counts[-1]) for one, counts in zip(axis.ranges, slices, strict=True)), default=0.0)
-    arena, workspace = job.plain.arena_bytes, max(job.plain.graph.workspace, default=0)
-    seen: dict[tuple[Any, ...], None] = {}
-    for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
-        share = 2 ** (-step / STEPS)
-        chosen = (
-            stages_for(one, counts, max(least, arena * share), workspace * share)
-            for one, counts in zip(axis.ranges, slices, strict=True)
-        )
-        seen[tuple(map(tuple, chosen))] = None
-    candidates = [
-        tuple(
-            Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages))
-            for one, stages, bounds in zip(axis.ranges, chosen, levels, strict=True)
-            if stages
-        )
-        for chosen in seen
-    ]
-    candidates = [
-        bands for bands in candidates if bands and _nodes(bands) <= most_copies and _estimated(job, axis, bands) <= most
-    ]
-    return [bands for bands in candidates if not (job.runs_in_one and _packs_again(job, axis, bands))]
-
-
-def _nodes(bands: Sequence[Band]) -> int:
-    """How many nodes bands have, each in all of its slices."""
-    return sum((stage.end - stage.begin) * (len(stage.slices) - 1) for band in bands for stage in band.stages)
-
-
-def all_in_slices(axis: AxisGraph, count: int) -> tuple[Band, ...]:
-    """All that can be in so many slices.
-
-    Raises:
-        PlanError: nothing can; or the axis has fewer elements.
-    """
-    if count > axis.axes.size:
-        raise PlanError(f"the axis has {axis.axes.size} elements, and so at most as many chunks, not {count}.")
-    if not axis.ranges:
-        refusal = next((str(how) for how in axis.axes.nodes if isinstance(how, Refusal)), "no node reads it")
-        raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
-    bounds = tuple(axis.axes.size * number // count for number in range(count + 1))
-    return tuple(Band(axis.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in axis.ranges)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -134,40 +134,32 @@ def _in_long_stretches(job: ToSlice, uncut: Mapping[str, str]) -> ToSlice:
     """
     nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model, uncut), list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
-        order += _in_long_stretch(list(steps), nodes, rules)
+        before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
+        for step in steps:
+            node = nodes[step]
+            if isinstance(rules[step], Slicing):
+                if behind:
+                    read = {value for other in behind for value in nodes[other].inputs}
+                    also = read.union(value for other in own for value in nodes[other].inputs)
+                    unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
+                    images = {other: [v for v in nodes[other].inputs if rows_axis(v) is not None] for other in unread}
+                    waits = [other for other, values in images.items() if read.issuperset(values)]
+                    order += [*before, *(other for other in own if other not in waits)]
+                    before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
+                own.append(step)
+                there.add(node)
+            elif any(value is not None and value.producer() in there for value in node.inputs):
+                behind.append(step)
+                there.add(node)
+            else:
+                before.append(step)
+        order += [*before, *own, *behind]
     if order == list(range(len(order))):
         return job
     graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
     schedule_model(model, order, graph)
     lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
     return dataclasses.replace(job, lowered=lowered, plain=plain)
-
-
-def _in_long_stretch(
-    steps: Sequence[int], nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]
-) -> list[int]:
-    """An order of steps, which run one after the other."""
-    before, own, behind = list[int](), list[int](), list[int]()
-    order, there = list[int](), set[ir.Node]()
-    for step in steps:
-        node = nodes[step]
-        if isinstance(rules[step], Slicing):
-            if behind:
-                read = {value for other in behind for value in nodes[other].inputs}
-                also = read.union(value for other in own for value in nodes[other].inputs)
-                unread = [other for other in own if also.isdisjoint(nodes[other].outputs)]
-                images = {other: [v for v in nodes[other].inputs if rows_axis(v) is not None] for other in unread}
-                waits = [other for other, values in images.items() if read.issuperset(values)]
-                order += [*before, *(other for other in own if other not in waits)]
-                before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
-            own.append(step)
-            there.add(node)
-        elif any(value is not None and value.producer() in there for value in node.inputs):
-            behind.append(step)
-            there.add(node)
-        else:
-            before.append(step)
-    return [*order, *before, *own, *behind]
 
 
 class RowSearch:
@@ -201,8 +193,12 @@ class RowSearch:
         self.axes = axes_of_nodes({node: rule for node, rule in rules if isinstance(rule, Slicing)})
         graph = self.job.plain.graph
         storage = assign_storage(graph)
-        self.buffers, self.of_value, self.last = storage.buffers, storage.of_value, last_reads(graph)
-        self.buffer_of, self.results = dict(zip(graph.values, storage.of_value, strict=True)), frozenset(graph.outputs)
+        self.buffers, last, outputs = storage.buffers, last_reads(graph), frozenset(graph.outputs)
+        self.buffer_of = dict(zip(graph.values, storage.of_value, strict=True))
+        # Of values that have a buffer: the step that makes each, that of its last reader, the buffer, if it is a result
+        lives = ((graph.producer[v], last[v], at, v in outputs) for v, at in enumerate(storage.of_value) if at >= 0)
+        self.lives = np.array([*lives], int).reshape(-1, 4).T
+        self.sizes = np.array([buffer.size for buffer in self.buffers], float)
         self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
         self.workspace = np.array(graph.workspace, float)
         self._known: dict[tuple[int, int], list[tuple[int, BandOfRows]]] = {}
@@ -346,21 +342,10 @@ class RowSearch:
 
         A result isn't written over what the band reads, of which later slices read more.
         """
-        made, last, number, is_result, sizes = self._lives
+        made, last, number, is_result = self.lives
         before = number[(made < begin) & (last >= begin)]
-        given = number[(made >= begin) & (made < end) & ((last >= end) | is_result)]
-        return float(sizes[np.unique(before)].sum()), float(sizes[np.unique(given)].sum())
-
-    @cached_property
-    def _lives(self) -> tuple[np.ndarray, ...]:
-        """Of all values that have a buffer the step that makes it, that of its last reader, the buffer, and whether it
-        is a result; and bytes of all buffers."""
-        values = [value for value, number in enumerate(self.of_value) if number >= 0]
-        made = np.array([self.job.plain.graph.producer[value] for value in values], int)
-        last = np.array([self.last[value] for value in values], int)
-        number = np.array([self.of_value[value] for value in values], int)
-        is_result = np.array([value in self.results for value in values], bool)
-        return made, last, number, is_result, np.array([buffer.size for buffer in self.buffers], float)
+        given = number[(made >= begin) & (made < end) & ((last >= end) | (is_result > 0))]
+        return float(self.sizes[np.unique(before)].sum()), float(self.sizes[np.unique(given)].sum())
 
     def _slice(self, nodes: Mapping[ir.Node, Slicing], band: RowBand) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""

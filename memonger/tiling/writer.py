@@ -233,7 +233,7 @@ def in_slices(
     nodes = list(copy.graph)
     by_rows = any(isinstance(band, RowBand) for band in bands)
     writer = SliceWriter(copy, STRIP if by_rows else WINDOW, is_ranged)
-    blocked, block = (blocked_values(nodes), block_of(nodes)) if by_rows else (set[ir.Value](), 1)
+    blocked, block = _blocked(nodes if by_rows else ())
     first, start = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1), 0
     written, gone = list[tuple[CheckedCopy, ...]](), list[ir.Node]()
     for number, band in enumerate(bands, first):
@@ -257,19 +257,14 @@ def in_slices(
     return InBands(copy, tuple(written))
 
 
-def blocked_values(nodes: Sequence[ir.Node]) -> set[ir.Value]:
-    """The values in the blocked layout: what its operators write, and what others write of it."""
+def _blocked(nodes: Sequence[ir.Node]) -> tuple[set[ir.Value], int]:
+    """The values in the blocked layout: what its operators write, and others make of it; and channels of a block."""
     images: set[ir.Value] = set()
     for node in nodes:
         is_made = node.domain == BLOCKED and node.op_type != "ReorderOutput"
         if is_made or (node.domain != BLOCKED and any(v in images for v in node.inputs)):
             images.update(v for v in node.outputs if rows_axis(v) is not None)
-    return images
-
-
-def block_of(nodes: Sequence[ir.Node]) -> int:
-    """Channels of a block in the blocked layout; 1 where no node has it."""
-    return block_size() if any(node.domain == BLOCKED for node in nodes) else 1
+    return images, block_size() if any(node.domain == BLOCKED for node in nodes) else 1
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
 from memonger.schedule.solution import total_lower_bound
 from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
+from memonger.torch.fused import OPTIONS
 from memonger.torch.partition import JointStep, split, step_of
 from memonger.torch.recorded import NO_GRADIENT, unlogged, without_memory
 from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_bytes, whole
@@ -97,7 +98,10 @@ class Partitioner(CustomPartitionerFn):
         plans: Of each joint graph that it was given, in order.
     """
 
-    def __init__(self, budget: str | int | None, optimizer: torch.optim.Optimizer | int | None) -> None:
+    def __init__(
+        self, budget: str | int | None, optimizer: torch.optim.Optimizer | int | None, fuses: bool = True
+    ) -> None:
+        self._fuses = fuses
         self.budget = None if budget is None else in_bytes("budget", budget, PlanError)
         self.state_bytes = state_bytes(optimizer)
         self.plans: list[StepPlan] = []
@@ -112,7 +116,7 @@ class Partitioner(CustomPartitionerFn):
             BudgetError: nothing was found that holds the budget; it says what would be.
         """
         try:
-            step = step_of(gm.graph, kwargs["num_fwd_outputs"])
+            step = step_of(gm.graph, kwargs["num_fwd_outputs"], self._fuses)
             plan, schedule = planned(step, self.budget, self.state_bytes)
         except PlanError as error:
             raise _Unwrapped.of(error, inspect.currentframe()) from None
@@ -138,12 +142,8 @@ class Partitioner(CustomPartitionerFn):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``torch.compile(module, options=...)`` is given so that its peak is the planned one.
-
-        With its ``layout_optimization`` PyTorch's compiler copies the weights of convolutions into another layout in
-        the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
-        """
-        return {"custom_partitioner_fn": self, "layout_optimization": False}
+        """What ``torch.compile(module, options=...)`` is given so that its peak is the planned one."""
+        return {"custom_partitioner_fn": self, **OPTIONS}
 
     def uuid(self) -> str:
         """What inductor's cache of compiled graphs tells it by: the budget, and memonger's own source and libraries."""
@@ -196,7 +196,7 @@ def backend(budget: str | int | None, optimizer: torch.optim.Optimizer | int | N
     ``torch.compile(module, backend=memonger.torch.backend("4GiB", optimizer))``. The peak of a step is then the planned
     one. See `partitioner` for the arguments and errors.
     """
-    return Backend(partitioner(budget, optimizer))
+    return Backend(Partitioner(budget, optimizer, fuses=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from memonger.graph.graph import Graph
 from memonger.torch import operators
+from memonger.torch.fused import adds_late, fused
 
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
@@ -52,6 +53,7 @@ class JointStep:
         given: Bytes that count all the time: of parameters, buffers, inputs, and new contents of buffers.
         gradients: Bytes of what the backward pass returns.
         returned: How many of the joint graph's outputs the forward pass returns.
+        fuses: See `step_of`.
     """
 
     joint: fx.Graph
@@ -62,14 +64,16 @@ class JointStep:
     given: int
     gradients: int
     returned: int
+    fuses: bool
 
 
-def step_of(joint: fx.Graph, returned: int) -> JointStep:
+def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
     """The graph to schedule of a joint graph; dead code is taken out of that.
 
     Args:
         joint: As AOTAutograd traced it.
         returned: How many of its outputs the forward pass returns.
+        fuses: Whether what runs it computes operators by element inside what reads them; see `memonger.torch.fused`.
     """
     joint.eliminate_dead_code()
     results, roles = _results(joint), joint.output_node().meta.get("desc", ())[:returned]
@@ -78,7 +82,7 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     news = _nodes(results[number] for number in replaced)
     kept = [one for one in outputs if one not in news]
     inputs = joint.find_nodes(op="placeholder")
-    changed = {one for one in inputs if one.meta.get("desc") in replaced.values()}
+    changed = _storages_of(one for one in inputs if one.meta.get("desc") in replaced.values())
     tangents = [one for one in inputs if _is_tangent(one)]
     given = _storages_of(one for one in inputs if not _is_tangent(one))
     number, sizes = dict[int, int](), list[int]()
@@ -91,25 +95,26 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
                 sizes.append(size)
         return tuple(number[storage] for storage in storages if storage in number)
 
-    behind = set(tangents)
-    written = set(given) | set(_storages_of(tangents))
+    early = {one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)}
+    behind = _behind(joint, {*outputs, *early})
+    inner, drawn = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else ({}, set())
+    written = set(given) | set(_storages_of(tangents)) | set(inner)
     passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
     for node in joint.nodes:
         if node.op != "call_function":
             continue
         new = {storage: size for storage, size in _storages_of([node]).items() if storage not in written}
         written |= new.keys()
-        is_behind = not behind.isdisjoint(node.all_input_nodes)
-        if is_behind:
-            behind.add(node)
         operators.check_sizes(node.target)
         if new or operators.runs_once(node.target):  # else it is a view, or a number
-            passes[is_behind].append((node, _storages_of(node.all_input_nodes), new))
+            given_to = _storages_of(node.all_input_nodes).items()
+            sources = {key: size for one, own in given_to for key, size in inner.get(one, {one: own}).items()}
+            passes[node in behind].append((node, sources, new))
     steps: list[_Run] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
     seen, read = set(number.values()), values(_storages_of(outputs))
-    early = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
-    steps.append((None, (*read, *early), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
+    old = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
+    steps.append((None, (*read, *old), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
     steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
     steps, states = _with_states(steps, sizes)
     turn = next(number for number, (node, _, _) in enumerate(steps) if node is None and number not in states)
@@ -135,14 +140,32 @@ def step_of(joint: fx.Graph, returned: int) -> JointStep:
     once = frozenset(
         number for number, (node, _, _) in enumerate(steps)
         if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
-        or (_draws(node) and number not in again)
+        or (_draws(node) and number not in again) or node in drawn
     )  # fmt: skip
     own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), states, once, there,
-        sum(size for storage, size in own.items() if storage not in given), returned,
+        sum(size for storage, size in own.items() if storage not in given), returned, fuses,
     )  # fmt: skip
+
+
+def _behind(joint: fx.Graph, early: Collection[fx.Node]) -> set[fx.Node]:
+    """Nodes of the backward pass: what depends on gradients of outputs, and what nothing of the forward pass reads.
+
+    Args:
+        joint: As AOTAutograd traced it.
+        early: Nodes that are of the forward pass, unless they depend on gradients.
+    """
+    late = {one for one in joint.nodes if _is_tangent(one)}
+    for node in joint.nodes:
+        if not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    found = set(late)
+    for node in reversed(joint.nodes):
+        if node not in late and node not in early and node.op == "call_function" and found.issuperset(node.users):
+            found.add(node)
+    return found
 
 
 def _with_states(steps: Sequence[_Run], sizes: list[int]) -> tuple[list[_Run], dict[int, int]]:
@@ -188,13 +211,15 @@ def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> t
     results = _results(step.joint)
     runs = Counter(schedule)
     again = {node for node in step.states.values() if runs[node] > 1}
+    before: fx.Node | None = None
     for number in schedule:
         node = step.nodes[number]
         if node is not None:
-            rewriter.run(node, keeps_state=number in again)
+            rewriter.run(node, keeps_state=number in again, is_late_sum=step.fuses and adds_late(node, before))
         elif number not in step.states:
             returned = rewriter.outputs(results[: step.returned])
             rewriter.turn()
+        before = node
     gradients = rewriter.outputs(results[step.returned :])
     end = rewriter.graph.output((*returned, *gradients))
     end.meta = step.joint.output_node().meta
@@ -224,15 +249,18 @@ class _Rewriter:
         self._before = set[fx.Node]()  # what the forward pass runs
         self._saved = dict[fx.Node, None]()
         self._states = dict[fx.Node, fx.Node]()  # of generators, before nodes draw
-        self._is_behind = False
+        self._is_behind, self._fuses = False, step.fuses
 
-    def run(self, node: fx.Node, keeps_state: bool) -> None:
+    def run(self, node: fx.Node, keeps_state: bool, is_late_sum: bool = False) -> None:
         """Write one more run of a node, and take its outputs apart at once.
 
         Args:
             node: Of the joint graph.
             keeps_state: Whether it draws random numbers, and does so again after its first run.
+            is_late_sum: Whether `memonger.torch.fused.adds_late`.
         """
+        if self._fuses:
+            self._views.clear()
         items = [user for user in node.users if user.target is operator.getitem]
         if self._is_behind and _is_batch_norm(node):
             items = [item for item in items if item.args[1] in range(_STATISTICS)]
@@ -240,10 +268,19 @@ class _Rewriter:
         elif keeps_state:
             made = self._drawn(node)
         else:
-            made = self._copy(node, {one: self._at(one, self._latest) for one in node.all_input_nodes})
+            sources = {one: self._at(one, self._latest) for one in node.all_input_nodes}
+            made = self._difference(node, *sources.values()) if is_late_sum else self._copy(node, sources)
         for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
             self._latest[one] = copy
             self._first.setdefault(one, copy)
+
+    def _difference(self, node: fx.Node, x: fx.Node, y: fx.Node) -> fx.Node:
+        """A sum written as ``x - -y``, which has the same bits, and which the compiler knows no larger operator for."""
+        negated = self.graph.call_function(torch.ops.aten.neg.default, (y,))
+        negated.meta = dict(y.meta)
+        made = self.graph.call_function(torch.ops.aten.sub.Tensor, (x, self._noted(negated)))
+        made.meta = dict(node.meta)
+        return self._noted(made)
 
     def _without_statistics(self, node: fx.Node) -> fx.Node:
         """A batch normalization that runs again, which mustn't read the statistics: the forward pass changed them."""
@@ -313,9 +350,9 @@ class _Rewriter:
         return self._views[node][1]
 
 
-def _reads_old(node: fx.Node, changed: Collection[fx.Node]) -> bool:
-    """Whether a node reads what the forward pass gives new contents, and so can't run after that."""
-    return not set(node.all_input_nodes).isdisjoint(changed) and not _is_batch_norm(node)
+def _reads_old(node: fx.Node, changed: Mapping[int, int]) -> bool:
+    """Whether a node reads storages that the forward pass gives new contents, and so can't run after that."""
+    return not changed.keys().isdisjoint(_storages_of(node.all_input_nodes)) and not _is_batch_norm(node)
 
 
 def _is_batch_norm(node: fx.Node) -> bool:

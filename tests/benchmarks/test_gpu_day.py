@@ -116,9 +116,9 @@ def test_nothing_measured_is_said_to_be_so(tmp_path: Path) -> None:
     assert "not measured" in report.table([ABOUT])
 
 
-def test_the_readme_says_what_the_kept_rows_say() -> None:
+def test_the_page_says_what_the_kept_rows_say() -> None:
     rows = record.load(Path(program.__file__).parent / "measured" / "rows.jsonl")
-    assert report.sentences_in(report.README.read_text(encoding="utf-8")) == report.sentences(rows)
+    assert report.sentences_in(report.PAGE.read_text(encoding="utf-8")) == report.sentences(rows)
     page = f"before\n{report.BEGIN}\nold\n{report.END}\nafter"
     assert report.sentences_in(report.with_sentences(page, [ABOUT])) == report.sentences([ABOUT])
 

@@ -90,11 +90,15 @@ def test_the_program_of_one_command_has_its_help() -> None:
     assert "\nMemory:\n" in text
 
 
-def test_without_a_command_the_help_is_printed() -> None:
+def test_without_a_command_five_commands_are_shown_that_can_be_given(model: Path) -> None:
     result = _invoke()
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == _invoke("--help").stdout
-    assert "\\n" not in result.stdout
+    lines = [line for line in result.stdout.splitlines() if line.startswith("  memonger ")]
+    assert len(lines) == 5
+    Path("planned.onnx").touch()
+    for line in lines:
+        _, name, *arguments = shlex.split(line.strip().split("  ")[0])
+        commands.main.commands[name].make_context(name, arguments)
 
 
 # Messages

@@ -12,11 +12,20 @@ RENEW = "python -m tests.support.transcript --write PAGE writes it anew, if that
 
 def test_pages_show_what_their_commands_print() -> None:
     printed = dict[str, dict[str, str]]()
-    for page in transcript.PAGES:
+    for page in [page for page in transcript.PAGES if not page.programs]:
         kinds = None if page.like is None else printed[page.like]
         differences, printed[page.path] = transcript.differences(page, kinds)
         assert printed[page.path], f"{page.path} has no session"
         assert not differences, "\n\n".join([page.path, *differences, RENEW])
+
+
+@pytest.mark.parametrize("page", [page for page in transcript.PAGES if page.programs], ids=lambda page: page.path)
+def test_what_a_page_has_one_do_works_and_prints_what_it_says(page: Page) -> None:
+    if "import torch" in (transcript.ROOT / page.path).read_text("utf-8"):
+        pytest.importorskip("torch")
+    differences, printed = transcript.differences(page)
+    assert printed, f"{page.path} has no session"
+    assert not differences, "\n\n".join([page.path, *differences, RENEW])
 
 
 def _command(output: str, varies: bool = True) -> Command:

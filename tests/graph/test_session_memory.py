@@ -2,10 +2,17 @@
 
 import dataclasses
 
+import numpy as np
+import onnx_ir as ir
+from onnx import numpy_helper
+
 import memonger
+from memonger.graph import session_memory
 from memonger.ir.marks import CHUNK
 from memonger.report.summary import plan_record
 from tests.support.stock import parse
+
+KIB = 1024
 
 
 def _plan(nodes: int) -> memonger.Plan:
@@ -34,3 +41,35 @@ def test_marks_that_chunks_are_not_written_with_say_nothing() -> None:
         for node in plan.model.graph:
             node.metadata_props[CHUNK] = mark
         assert plan.session_bytes == expected
+
+
+def test_a_process_has_the_results_of_a_run_and_weights_that_each_kernel_packs() -> None:
+    """Weights of ConvTranspose, in the model once and on disk once, which two kernels pack."""
+    text = (
+        "g (float[1,8,16,16] x) => (float[1,8,20,20] y, float[1,8,18,18] z) {"
+        " z = ConvTranspose(x, w)  y = ConvTranspose(z, w) }"
+    )
+    weight = np.ones((8, 8, 3, 3), np.float32)
+    model = parse(text)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    plan = memonger.search_plan(model, device="none", mode="inference")
+    assert plan.process_bytes is not None
+    results = 4 * 8 * (20 * 20 + 18 * 18)
+    beside = session_memory.beside_tensors(plan.model, False)
+    assert plan.process_bytes == plan.total_bytes - plan.parameter_bytes + results + weight.nbytes + beside
+    mapped = ir.ExternalTensor("w.data", 0, weight.nbytes, ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name="w")
+    plan.model.graph.initializers["w"].const_value = mapped
+    assert session_memory.weights_in_process(plan.model, (), packs=False) == (2 * weight.nbytes, 0)
+
+
+def test_a_kernel_that_takes_memory_for_each_frame_has_that_of_one_at_once() -> None:
+    """A transform of 400 samples takes some 16 KiB, for one of 750 frames after the other."""
+    text = (
+        "g (float[1,120000] x) => (float[1,748,201,2] y) <float[400] window> {"
+        " h = Constant <value_int = 160> ()  y = STFT <onesided = 1> (x, h, window) }"
+    )
+    model = parse(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(400, np.float32), "window"))
+    plan = memonger.search_plan(model, device="cpu", mode="inference")
+    assert plan.workspace_bytes is not None
+    assert 8 * KIB <= plan.workspace_bytes <= 128 * KIB

@@ -14,6 +14,7 @@ from onnx import helper
 import memonger
 from memonger import plan_file
 from memonger.errors import LoadError, MemongerError, PlanFileError
+from memonger.ir import checks
 from memonger.lowering import calibrate
 from memonger.model import load
 from memonger.schedule import orders
@@ -106,8 +107,10 @@ def test_a_split_with_fewer_parts_than_outputs_is_refused(tmp_path: Path) -> Non
     content["graph_digest"] = plan_file.graph_digest(ir.from_proto(planned))
     entry.value = json.dumps(content)
     onnx.save(planned, path)
-    with pytest.raises(PlanFileError, match="has 2 outputs, and its num_outputs is 1"):
-        memonger.Plan.load(path)
+    for _ in range(2):
+        with pytest.raises(PlanFileError, match="has 2 outputs, and its num_outputs is 1"):
+            memonger.Plan.load(path)
+        checks._signature.cache_clear()  # as in a process that only runs plans, whose operators another looks at
 
 
 @pytest.mark.parametrize("op", ["Relu", "CumSum"], ids=["well known", "in the other process"])

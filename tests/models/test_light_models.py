@@ -10,15 +10,14 @@ import memonger
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 
-DEVICES = {  # both for those that take a moment; the others by turns
+DEVICES = {  # both for one that takes a moment; the others by turns. vgg19, of 548 MB, is a chain as AlexNet is
     "bvlc_alexnet": ("none",),
     "densenet121": ("cpu",),
-    "inception_v1": ("none", "cpu"),
+    "inception_v1": ("cpu",),
     "inception_v2": ("none",),
     "resnet50": ("none",),
     "shufflenet": ("none", "cpu"),
-    "squeezenet": ("none", "cpu"),
-    "vgg19": ("none",),
+    "squeezenet": ("none",),
     "zfnet512": ("cpu",),
 }
 LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}
@@ -86,12 +85,12 @@ def test_the_poisoning_executor_catches_a_wrong_plan() -> None:
 
 
 def test_a_plan_is_the_same_byte_for_byte_each_time(tmp_path: Path) -> None:
-    model = networks.light("squeezenet")
-    for device in ("none", "cpu"):
-        files = []
-        for number in range(2):
-            folder = tmp_path / f"{device}{number}"
-            folder.mkdir()
-            memonger.search_plan(model, device=device, mode="inference").save(folder / "planned.onnx")
-            files.append({each.name: each.read_bytes() for each in folder.iterdir()})
-        assert files[0] == files[1], device
+    """Of portable ones `tests/planner/test_planning.py` says so, across processes."""
+    files = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        plan = memonger.search_plan(networks.light("squeezenet"), device="cpu", mode="inference")
+        plan.save(folder / "planned.onnx")
+        files.append({each.name: each.read_bytes() for each in folder.iterdir()})
+    assert files[0] == files[1]

@@ -12,9 +12,11 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto
 
 import models
+from models.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +45,8 @@ PUBLISHED = {
     "densenet_bc100": 769_162,
     # Hugging Face's gpt2
     "gpt2": 124_439_808,
+    # Hugging Face's BertForSequenceClassification of bert-large-uncased
+    "bert_large": 335_143_938,
     # the paper's table of layers, one channel in and two classes
     "unet": 31_030_658,
 }
@@ -69,6 +73,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "unet": {"image": 32, "width": 0.125},
     "gpt": {"width": 32, "seq_len": 8, "vocabulary": 50, "num_layers": 2},
     "gpt2": {"width": 48, "seq_len": 8, "vocabulary": 50},
+    "bert_large": {"width": 32, "num_layers": 2, "seq_len": 8, "longest": 12, "vocabulary": 50},
     "vit": {"width": 32, "num_layers": 2},
     "vit_b16": {"image": 32, "width": 48},
 }
@@ -338,8 +343,8 @@ def test_command_writes_a_model(tmp_path: Path) -> None:
 
 
 def test_command_lists_and_refuses() -> None:
-    listed = command("--list")
+    listed = CliRunner().invoke(main, ["--list"])
     assert [line.split(":")[0] for line in listed.stdout.splitlines()] == list(models.NAMES)
-    refused = command("gpt", "--image", "32")
-    assert refused.returncode == 2
+    refused = CliRunner().invoke(main, ["gpt", "--image", "32"])
+    assert refused.exit_code == 2
     assert "gpt has no option image" in refused.stderr

@@ -16,14 +16,16 @@ from memonger.cli.compare import _source_note, stock_model, symbolic_sizes
 from memonger.cli.noise import Load
 from memonger.cli.settings import Settings
 from memonger.cli.verdicts import Case, Ran, judge
-from memonger.devices import CPU
+from memonger.devices import CPU, Device
+from memonger.lowering import calibrate
 from memonger.runtime.measure import Measured, RunJob, _runner, read_arrays, write_arrays
+from memonger.runtime.ort import SessionSettings
 from tests.support.networks import model_of, run_stock, same_bits, stock
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 
-def _late_scale(batch: int | str) -> onnx.ModelProto:
+def _late_scale(batch: int | str, channels: int = 16) -> onnx.ModelProto:
     """A convolution times a constant whose shape is computed: of fixed sizes the optimizer multiplies the weights."""
     rng, node = np.random.default_rng(1), helper.make_node
     nodes = [
@@ -32,9 +34,10 @@ def _late_scale(batch: int | str) -> onnx.ModelProto:
         node("Reshape", ["scale", "target"], ["b"]), node("Conv", ["x", "w"], ["c"]), node("Mul", ["c", "b"], ["y"]),
     ]  # fmt: skip
     return model_of(
-        nodes, {"x": [batch, 3, 8, 8]}, {"y": [batch, 16, 4, 4]},
-        w=rng.standard_normal((16, 3, 5, 5)).astype(np.float32), scale=rng.standard_normal(16).astype(np.float32),
-        zero=np.array([0]), one=np.array([1]), channels=np.array([16]),
+        nodes, {"x": [batch, 3, 8, 8]}, {"y": [batch, channels, 4, 4]},
+        w=rng.standard_normal((channels, 3, 5, 5)).astype(np.float32),
+        scale=rng.standard_normal(channels).astype(np.float32),
+        zero=np.array([0]), one=np.array([1]), channels=np.array([channels]),
     )  # fmt: skip
 
 
@@ -61,6 +64,64 @@ def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_pat
     assert runs(_late_scale(2)) == 1
     assert runs(path, batch=2) == 2
     assert runs(path, batch=2, budget="1GiB") == 4
+
+
+@pytest.mark.parametrize(("has_devnull", "forms"), [(True, 3), (False, 2)])
+def test_large_weights_are_written_once_where_both_forms_have_them(
+    has_devnull: bool, forms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of 1.1 MiB that both have, and one that only one has: `_late_scale` computes other bits."""
+    written = list[str]()
+
+    def session(model: ir.Model, device: Device, options: SessionSettings) -> Any:
+        written.append("" if options.optimized is None else options.optimized.name)
+        return real(model, device, options)
+
+    def no_link(*_: object, **__: object) -> None:
+        raise OSError("no symbolic links here")
+
+    real = calibrate.session
+    monkeypatch.setattr(calibrate, "session", session)
+    if not has_devnull:
+        monkeypatch.setattr(Path, "symlink_to", no_link)
+    path, model = tmp_path / "model.onnx", _late_scale("N", 4096)
+    onnx.save(model, path)
+    theirs = run_stock(stock(str(path)), {"x": X})
+    plan = memonger.search_plan(path, mode="inference", device="cpu", batch=2)
+    assert same_bits(memonger.Session(plan).run({"x": X}), theirs)
+    assert len([name for name in written if name]) == forms
+    # The weight that each form has of its own isn't the other's: it is asked for
+    assert ("sizes_open_in_full.onnx" in written) == has_devnull
+
+
+def test_a_form_with_the_others_weights_is_enough_where_bits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fixed sizes the exponential is computed beforehand. The weight of 1.4 MiB is the same in both."""
+    node, rng, written = helper.make_node, np.random.default_rng(1), list[str]()
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]), node("Shape", ["x"], ["s"]), node("Expand", ["c", "s"], ["e"]),
+        node("Exp", ["e"], ["b"]), node("Max", ["p", "b"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(
+        nodes, {"x": ["N", 600]}, {"y": ["N", 600]},
+        w=rng.standard_normal((600, 600)).astype(np.float32), c=rng.standard_normal(600).astype(np.float32),
+    )  # fmt: skip
+
+    def session(model: ir.Model, device: Device, options: SessionSettings) -> Any:
+        written.append("" if options.optimized is None else options.optimized.name)
+        return real(model, device, options)
+
+    real = calibrate.session
+    monkeypatch.setattr(calibrate, "session", session)
+    onnx.save(model, tmp_path / "model.onnx")
+    plan = memonger.search_plan(tmp_path / "model.onnx", mode="inference", device="cpu", batch=2)
+    assert [name for name in written if name] == ["optimized.onnx", "sizes_open.onnx"]
+    assert plan.spent is not None
+    assert plan.spent.runs == 2
+    assert "Exp" not in {each.op_type for each in plan.model.graph}
+    feed = {"x": rng.standard_normal((2, 600)).astype(np.float32)}
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(str(tmp_path / "model.onnx")), feed))
 
 
 def test_where_bits_stay_the_same_sizes_are_fixed_for_the_optimizer(tmp_path: Path) -> None:

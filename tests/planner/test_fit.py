@@ -67,8 +67,6 @@ def test_a_larger_batch_fits_in_chunks(model: Path) -> None:
     assert "in chunks or not" in beyond
     assert "without chunks at least" in beyond
     assert whole.beyond.status == "proven"
-    with pytest.raises(BudgetError):
-        memonger.search_plan(model, batch=found.size + 1, budget=11_000, **options)
     x = np.random.default_rng(0).standard_normal((found.size, *_shape(model)), np.float32)
     plain = memonger.Session(memonger.search_plan(model, batch=found.size, chunks="off", **options)).run({"x": x})
     for name, value in memonger.Session(found.plan).run({"x": x}).items():

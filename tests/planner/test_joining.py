@@ -24,7 +24,7 @@ JOINED = ".joined"
 
 @functools.cache
 def _training() -> memonger.Model:
-    settings = {"seq_len": STEPS, "num_hidden": 32, "vocabulary": 50, "dropout": 0.3, "batch": BATCH}
+    settings = {"seq_len": STEPS, "num_hidden": 32, "num_layers": 1, "vocabulary": 50, "dropout": 0.3, "batch": BATCH}
     model = memonger.load(models.build_ir("lstm", training=True, **settings))
     return memonger.differentiate(model, loss="loss", optimizer=memonger.SGD(lr=0.05, momentum=0.9))
 

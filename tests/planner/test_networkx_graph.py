@@ -258,6 +258,6 @@ def test_without_a_backward_pass_less_than_a_hundredth_is_not_looked_for(size: i
         [("again", "small"), ("small", "large"), ("large", "larger"), ("larger", "last"), ("again", "last")]
     )
     with pytest.raises(BudgetError) as refused:
-        memonger.search_plan(graph, budget=smallest - 1)
+        memonger.search_plan(graph, budget=smallest - 1, effort=2_000)
     assert refused.value.smallest == smallest
-    assert memonger.search_plan(graph, budget=smallest).arena_bytes == smallest
+    assert memonger.search_plan(graph, budget=smallest, effort=2_000).arena_bytes == smallest

@@ -28,9 +28,8 @@ def _of_peak(plain: memonger.Plan, part: float) -> int:
 # Budgets
 
 
-@pytest.mark.parametrize("name", ["resnet18", "gpt"])
-def test_a_budget_is_held_with_all_that_counts(name: str) -> None:
-    model = memonger.load(network(name))
+def test_a_budget_is_held_with_all_that_counts() -> None:
+    model = memonger.load(network("gpt"))
     plain = plan(model, strategy="none")
     budget = _of_peak(plain, 0.9)
     found = plan(model, budget=budget, effort=EFFORT)
@@ -202,11 +201,9 @@ def test_progress_names_the_stages_in_turn() -> None:
 # Frontiers
 
 
-@pytest.mark.parametrize("name", ["chain", "gpt"])
-def test_a_frontier_falls_in_total_and_rises_in_cost(name: str) -> None:
-    loss = LOSS if name == "chain" else "loss"
-    model = memonger.load(chain() if name == "chain" else network(name))
-    plans = memonger.pareto(model, points=3, device="none", loss=loss, effort=EFFORT)
+def test_a_frontier_falls_in_total_and_rises_in_cost() -> None:
+    model = memonger.load(chain())
+    plans = memonger.pareto(model, points=3, device="none", loss=LOSS, effort=EFFORT)
     assert len(plans) > 2
     totals = [found.total_bytes for found in plans]
     overheads = [found.overhead for found in plans]
@@ -217,7 +214,7 @@ def test_a_frontier_falls_in_total_and_rises_in_cost(name: str) -> None:
         found.verify()
         assert found.model is not plans[0].model or found is plans[0]
         budget = int(found.total_bytes * 1.002)  # a search counts a little more, where small nodes are folded
-        same = plan(model, budget=budget, loss=loss, effort=EFFORT)
+        same = plan(model, budget=budget, loss=LOSS, effort=EFFORT)
         assert same.total_bytes <= budget
         assert same.overhead <= found.overhead + 0.01
 
@@ -244,9 +241,7 @@ def test_no_plan_is_above_its_budget() -> None:
     """The arena counts with its gaps: where live bytes fit and no layout does, the error says what fits."""
     model = chain(8)
     plain = plan(model, strategy="none")
-    cases = [
-        (part, memonger.Sharing(reuse=reuse)) for part in (0.3, 0.5, 0.7, 0.9, 0.99, 1.0) for reuse in (True, False)
-    ]
+    cases = [(part, memonger.Sharing(reuse=reuse)) for part in (0.3, 0.7, 0.99) for reuse in (True, False)]
     held = 0
     for part, sharing in cases:
         budget = _of_peak(plain, part)

@@ -11,10 +11,11 @@ import pytest
 
 import memonger
 from memonger.runtime.program import inputs_of
+from models.decoder import Sizes, decoder
 from tests.support import networks
-from tests.support.decoder import HEAD, KV_HEADS, STATE, decoder
 
 MOST, TOKENS = 32, 12
+KV_HEADS, HEAD, STATE = Sizes().kv_heads, Sizes().head, Sizes().state
 
 GROWS: dict[str, Any] = {
     "batch_size": 1, "sequence_length": (1, 6), "past_sequence_length": (0, MOST - 6),

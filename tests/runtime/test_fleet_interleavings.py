@@ -222,7 +222,7 @@ def test_nobody_is_turned_away_while_an_arena_and_room_are_free(stand_ins: Any, 
         fleet._why_busy = why_busy
         return fleet  # type: ignore[no-any-return]
 
-    works = [_runs("a"), _runs("c"), _runs("d")] if arenas == 1 else [_runs("a", "c"), _runs("c", "d")]
+    works = [_runs("a"), _runs("c", "d")] if arenas == 1 else [_runs("a", "c"), _runs("c", "d")]
     _explore(make, works, RAN | {"no arena was free within 1 s", "there was no room for"})
 
 

@@ -4,19 +4,26 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import helper
 
 import memonger
+from memonger.cli import compare
+from memonger.cli.commands import main
 from memonger.plan_file import KEY
 from memonger.runtime import weight_reader
-from tests.support.networks import model_of
+from models.decoder import Sizes, decoder
+from tests.support.networks import model_of, stock
 from tests.support.stock import normal, run_stock
 
 MIB = 1 << 20
@@ -214,14 +221,69 @@ def test_a_strangers_window_is_checked(own: Path, change: Mapping[str, Any], wor
         memonger.Plan.load(own)
 
 
+@pytest.mark.parametrize("system", ["darwin", "without madvise"])
 def test_where_nothing_tells_pages_the_plan_runs_and_says_so(
-    planned: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    planned: Path, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
-    monkeypatch.setattr(weight_reader, "_why_not", lambda: "this is another system")
+    if system == "darwin":
+        monkeypatch.setattr(weight_reader.sys, "platform", system)
+    else:
+        monkeypatch.setattr(weight_reader.process_memory, "libc", lambda: None)
     monkeypatch.setattr(weight_reader, "_maps", None)
     with memonger.Session(planned) as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
-        assert session.weight_readers[0].why_not == "this is another system"
+        assert "nothing tells which pages of a file are in memory" in session.weight_readers[0].why_not
+    record = CliRunner().invoke(main, ["run", str(planned), "--json", "--runs", "1"])
+    assert "nothing tells which pages" in json.loads(record.output)["why_no_window"]
+
+
+def test_weights_inside_the_file_cannot_stay_in_it(own: Path) -> None:
+    whole = onnx.load(own)
+    onnx.save(whole, own)
+    with pytest.raises(memonger.PlanFileError, match="weight 'w0' lies in the model, where its plan has it in a file"):
+        memonger.Session(own, check_weights=False)
+
+
+def test_a_model_with_its_weights_inside_is_planned_below_them(tmp_path: Path, expected: np.ndarray) -> None:
+    onnx.save(_model(), tmp_path / "model.onnx")
+    plan = memonger.search_plan(tmp_path / "model.onnx", device="cpu", mode="inference", budget=BUDGET)
+    plan.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
+        assert not session.weight_readers[0].why_not
+
+
+def test_a_kernel_that_packs_otherwise_is_named_before_the_file_is_written(
+    plan: memonger.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memonger.runtime.packing.packed_buffers", lambda value: {False: (4,)})
+    with pytest.raises(memonger.PlanFileError, match=r"can't hold weight 'w\d' as its kernel packs it on this"):
+        plan.save(tmp_path / "planned.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_slow_disk_is_told(plan: memonger.Plan, tmp_path: Path) -> None:
+    """As the system says what a thread does, and with how much of the run that was."""
+    states = {b"7 (a) D 1": True, b"7 (b) D) R 1": False, b"7 (c) S 1": False}
+    for number, (text, waits) in enumerate(states.items()):
+        path = tmp_path / str(number)
+        path.write_bytes(text)
+        task = os.open(path, os.O_RDONLY)
+        assert weight_reader._waits(task) is waits
+        os.close(task)
+    for waited, lines in ((0.1, 1), (0.5, 2)):
+        last = weight_reader.Reading(100 * MIB, 90 * MIB, 1.0, waited, MIB)
+        said = list(compare.reading_lines(plan, last, "", 200.0 * MIB))
+        assert len(said) == lines
+        assert "90.0 MiB from the disk, which gives 200 MiB a second (500 ms for all of it)" in said[0]
+    assert "The disk is what the run waits for: 500 ms of 1.00 s" in said[1]
+
+
+def test_how_fast_a_disk_is_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3 * MIB + 5))
+    speed = weight_reader._disk_speed(str(tmp_path / "file"))
+    assert speed is None or speed > 0  # where the folder lies in memory
+    assert weight_reader._disk_speed(str(tmp_path / "absent")) is None
 
 
 def test_pages_that_were_written_to_stay(tmp_path: Path) -> None:
@@ -363,3 +425,88 @@ def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
                 assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
             assert not session.weight_readers[0].why_not
             assert _resident(tmp_path / f"{number}.onnx") < MIB
+
+
+def test_packed_copies_are_let_go_while_a_session_is_made(tmp_path: Path) -> None:
+    """Those that are mapped meanwhile, and no other bytes of the file: 8 MiB of each are read, and read again."""
+    path, size = tmp_path / "weights.data", 8 * MIB
+    path.write_bytes(bytes(range(256)) * (3 * size // 256))
+
+    def resident(mapped: mmap.mmap) -> int:
+        begin = np.frombuffer(mapped, np.uint8).ctypes.data
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            found = np.frombuffer(os.pread(pages.fileno(), size // 4096 * 8, begin // 4096 * 8), np.uint64)
+        return int((found >> np.uint64(63)).sum()) * 4096
+
+    with path.open("rb") as file:
+        part = partial(mmap.mmap, file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        earlier = part(offset=size)
+        total = [sum(earlier[::4096])]
+        with weight_reader.dropping({str(path): [(size, size)]}):
+            original, copy = part(offset=0), part(offset=size)
+            total += [sum(original[::4096]), sum(copy[::4096])]
+            for _ in range(1000):
+                if not resident(copy):
+                    break
+                time.sleep(0.01)
+            assert resident(copy) == 0
+            assert total == [0, 0, 0]
+        assert copy[255] == 255
+        assert resident(original) == resident(earlier) == size
+
+
+@pytest.mark.parametrize("copies", [{}, {"/nowhere/weights.data": [(0, 4096)]}])
+def test_without_copies_nothing_is_looked_at(copies: Mapping[str, list[tuple[int, int]]]) -> None:
+    before = threading.active_count()
+    with suppress(memonger.SessionError), weight_reader.dropping(copies):
+        assert threading.active_count() == before
+        assert not copies
+
+
+@pytest.fixture(scope="module")
+def decoding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder of int4 products in less than its weights take, whose caches grow."""
+    plan = memonger.search_plan(
+        decoder(SIZES), device="cpu", mode="inference", dims=GROWS, state=SIZES.state, budget="1.8MiB"
+    )
+    assert plan.window is not None
+    assert plan.parameter_bytes > 2.7 * MIB > 1.8 * MIB >= plan.total_bytes
+    path = tmp_path_factory.mktemp("decoding") / "planned.onnx"
+    plan.save(path)
+    return path
+
+
+SIZES = Sizes(layers=4, heads=8, kv_heads=4, head=32, width=256, hidden=768, words=800, longest=64)
+GROWS: dict[str, Any] = {
+    "batch_size": 1, "sequence_length": (1, 4), "past_sequence_length": (0, 28),
+    "total_sequence_length": "past_sequence_length + sequence_length",
+}  # fmt: skip
+
+
+def _said(run: Callable[[Mapping[str, np.ndarray]], np.ndarray]) -> list[bytes]:
+    """The logits of a prompt and of ten words that follow, each the likeliest."""
+    ids, length, found = np.array([[5, 9, 33, 2]]), 0, list[bytes]()
+    for _ in range(10):
+        length += ids.shape[1]
+        logits = run({"input_ids": ids, "attention_mask": np.ones((1, length), np.int64)})
+        found.append(logits.tobytes())
+        ids = logits[:, -1:].argmax(-1)
+    return found
+
+
+def test_a_decoder_says_what_stock_says_with_its_weights_in_the_file(decoding: Path) -> None:
+    other = stock(decoder(SIZES))
+    caches = {name: np.zeros((1, 4, 0, 32), np.float32) for name in SIZES.state}
+
+    def by_stock(given: Mapping[str, np.ndarray]) -> np.ndarray:
+        found = other.run(None, {**given, **caches})
+        named = dict(zip([one.name for one in other.get_outputs()], found, strict=True))
+        caches.update({old: named[new] for old, new in SIZES.state.items()})
+        logits: np.ndarray = named["logits"]
+        return logits
+
+    expected = _said(by_stock)
+    with memonger.Session(decoding) as one, memonger.Session(decoding) as two:  # each with caches of its own
+        for session in (one, two):
+            assert _said(lambda given, session=session: session.run(given)["logits"]) == expected
+            assert not session.weight_readers[0].why_not

@@ -73,7 +73,7 @@ class Example:
     constants: tuple[int, ...] = ()
     """Indices of the inputs that are initializers."""
     attributes: Mapping[str, object] = field(default_factory=dict)
-    sizes: tuple[int, ...] = (1, 1031, 300_007)
+    sizes: tuple[int, ...] = (1, 1031, 150_011)
     """Elements, about."""
 
     def __str__(self) -> str:

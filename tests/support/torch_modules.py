@@ -8,14 +8,14 @@ from models import torch_networks
 
 
 def resnet18(dropout: float) -> nn.Module:
-    """He et al. 2015: every stage, an eighth of the width; as in 18 layers, the first stage has no shortcut."""
-    return torch_networks.ResNet((1, 2, 1, 1), bottleneck=False, width=8, classes=10, dropout=dropout)
+    """He et al. 2015: two stages, an eighth of the width; as in 18 layers, the first stage has no shortcut."""
+    return torch_networks.ResNet((1, 2), bottleneck=False, width=8, classes=10, dropout=dropout)
 
 
 def mobilenet_v2(dropout: float) -> nn.Module:
-    """Sandler et al. 2018: every stage, two units in one of them and one in the others."""
-    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 8, 1, 2), (6, 16, 1, 2), (6, 24, 1, 1), (6, 40, 1, 2), (6, 80, 1, 1))
-    return torch_networks.MobileNetV2(units, stem=8, head=160, classes=10, dropout=dropout)
+    """Sandler et al. 2018: each kind of stage, two units in one of them and one in the others."""
+    units = ((1, 4, 1, 1), (6, 6, 2, 2), (6, 24, 1, 1))
+    return torch_networks.MobileNetV2(units, stem=8, head=80, classes=10, dropout=dropout)
 
 
 class DenseLayer(nn.Module):
@@ -31,7 +31,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Huang et al. 2016: three dense blocks of two layers."""
+    """Huang et al. 2016: two dense blocks of two layers."""
 
     def __init__(self, dropout: float, growth: int = 6, classes: int = 10) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DenseNet(nn.Module):
             nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
         )
         self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
-        for index in range(3):
+        for index in range(2):
             if index:
                 self.transitions.append(
                     nn.Sequential(
@@ -78,7 +78,7 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Szegedy et al. 2014: four inception modules, LRN in the stem, no auxiliary classifiers."""
+    """Szegedy et al. 2014: two inception modules, LRN in the stem, no auxiliary classifiers."""
 
     def __init__(self, dropout: float, width: int = 8, classes: int = 10) -> None:
         super().__init__()
@@ -88,26 +88,25 @@ class GoogLeNet(nn.Module):
             nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2, ceil_mode=True),
         )  # fmt: skip
         self.modules3 = Inception(3 * width, width)
-        self.modules4 = nn.Sequential(*(Inception(4 * width, width) for _ in range(2)))
-        self.modules5 = Inception(4 * width, width)
+        self.modules4 = Inception(4 * width, width)
         self.pool, self.dropout = nn.MaxPool2d(3, 2, ceil_mode=True), nn.Dropout(dropout)
         self.fc = nn.Linear(4 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(self.modules3(self.stem(x)))
-        x = self.modules5(self.pool(self.modules4(x)))
+        x = self.modules4(x)
         return self.fc(self.dropout(functional.adaptive_avg_pool2d(x, 1).flatten(1)))
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. 2015: three levels, with batch normalization; scores ``[N, 4, 32, 32]``."""
+    """Ronneberger et al. 2015: two levels, with batch normalization; scores ``[N, 4, 32, 32]``."""
 
     def __init__(self, dropout: float, width: int = 6, classes: int = 4) -> None:
         super().__init__()
-        widths = (width, 2 * width, 4 * width)
+        widths = (width, 2 * width)
         self.down = nn.ModuleList(self._double(a, b) for a, b in zip((3, *widths), widths, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[:2])
-        self.join = nn.ModuleList(self._double(2 * w, w) for w in widths[:2])
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[:1])
+        self.join = nn.ModuleList(self._double(2 * w, w) for w in widths[:1])
         self.dropout, self.head = nn.Dropout2d(dropout), nn.Conv2d(width, classes, 1)
 
     @staticmethod
@@ -123,9 +122,7 @@ class UNet(nn.Module):
             x = block(functional.max_pool2d(x, 2) if level else x)
             kept.append(x)
         x = self.dropout(x)
-        for level in (1, 0):
-            x = self.join[level](torch.cat([kept[level], self.up[level](x)], 1))
-        return self.head(x)
+        return self.head(self.join[0](torch.cat([kept[0], self.up[0](x)], 1)))
 
 
 class Recurrent(nn.Module):
@@ -226,7 +223,7 @@ class GPTBlock(nn.Module):
 class GPT(nn.Module):
     """Radford et al. 2019: two blocks, embedding and output tied; scores ``[N * T, vocabulary]``."""
 
-    def __init__(self, dropout: float, fused: bool = False, width: int = 16, words: int = 20, length: int = 8) -> None:
+    def __init__(self, dropout: float, fused: bool = False, width: int = 16, words: int = 20, length: int = 5) -> None:
         super().__init__()
         self.wte, self.wpe, self.drop = nn.Embedding(words, width), nn.Embedding(length, width), nn.Dropout(dropout)
         self.blocks = nn.ModuleList(GPTBlock(width, length, dropout, fused) for _ in range(2))

@@ -43,8 +43,8 @@ def masks(generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def sentences(generator: torch.Generator, batch: int) -> tuple[Tensor, Tensor]:
-    """Tokens ``[N, 8]`` of 20, and the ones that follow, ``[N * 8]``."""
-    words = torch.randint(0, 20, (batch, 9), generator=generator)
+    """Tokens ``[N, 5]`` of 20, and the ones that follow, ``[N * 5]``."""
+    words = torch.randint(0, 20, (batch, 6), generator=generator)
     return words[:, :-1].contiguous(), words[:, 1:].flatten()
 
 
@@ -58,9 +58,9 @@ class Network:
 
 
 NETWORKS: dict[str, Network] = {
-    "resnet18": Network(modules.resnet18, images(64)),
+    "resnet18": Network(modules.resnet18, images(32)),
     "densenet": Network(modules.DenseNet, images(32)),
-    "mobilenet_v2": Network(modules.mobilenet_v2, images(64)),
+    "mobilenet_v2": Network(modules.mobilenet_v2, images(32)),
     "googlenet": Network(modules.GoogLeNet, images(64)),
     "unet": Network(modules.UNet, masks, batch=2),
     "lstm_cells": Network(modules.LSTMCells, sentences),

@@ -12,6 +12,7 @@ Times are never compared, and numbers of plans for a device only on a machine li
 """
 
 import difflib
+import io
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -48,18 +49,24 @@ class Page:
         first: Commands that run before the first session, and aren't shown.
         like: A page whose commands, with other file names, stand here too: what takes long here is compared in form
             with what those print. None: the commands run in the tests.
+        programs: Whether its blocks of Python are programs, which run in their place among the commands.
     """
 
     path: str
     first: tuple[str, ...] = ()
     like: str | None = None
+    programs: bool = False
 
 
 TUTORIAL = "docs/tutorial.ipynb"
 FIRST_TEN = "docs/first-ten-commands.md"
 PAGES = (
     Page(FIRST_TEN),
-    Page("README.md", ("python -m models densenet121 -o densenet121.onnx",), like=FIRST_TEN),
+    Page("docs/INFERENCE.md", ("python -m models densenet121 -o densenet121.onnx",), like=FIRST_TEN),
+    *(
+        Page(path.relative_to(ROOT).as_posix(), programs=True)
+        for path in sorted((ROOT / "docs" / "how-to").glob("*.md"))
+    ),
 )
 
 
@@ -91,18 +98,25 @@ _SESSION = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _COMMAND = re.compile(r"^\$ (?P<line>(?:.*\\\n)*.*)\n(?P<output>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+_PROGRAM = re.compile(r"^```python\n(?P<program>.*?)^```$", re.DOTALL | re.MULTILINE)
 _MACHINE = re.compile(r"^<!-- printed with .* -->$", re.MULTILINE)
-
-
-def sessions(text: str) -> Iterator[re.Match[str]]:
-    """The blocks of a page that show what commands print."""
-    return (found for found in _SESSION.finditer(text) if any(one.output for one in commands_of(found)))
 
 
 def commands_of(session: re.Match[str]) -> list[Command]:
     """The commands of a session."""
     varies, added = bool(session["varies"]), session["added"] or ""
     return [Command(one["line"], one["output"], varies, added) for one in _COMMAND.finditer(session["body"])]
+
+
+def _parts(page: Page, text: str) -> list[re.Match[str]]:
+    """What runs of a page, in its order: sessions, and programs where they do."""
+    found = [*_SESSION.finditer(text), *(_PROGRAM.finditer(text) if page.programs else ())]
+    return sorted(found, key=lambda part: part.start())
+
+
+def _run_program(program: str, folder: Path) -> None:
+    with chdir(folder), redirect_stdout(io.StringIO()):
+        exec(compile(program, "a program of the page", "exec"), {"__name__": "__main__"})
 
 
 def run(line: str, folder: Path) -> str:
@@ -191,7 +205,7 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
     text = (ROOT / page.path).read_text("utf-8")
     found, printed, same_machine = [], dict[str, str](), machine() in text
     with tempfile.TemporaryDirectory() as folder:
-        for command in [command for session in sessions(text) for command in commands_of(session)]:
+        for command in _commands(page, text, Path(folder)):
             if kinds is None:
                 output = _without(command.added, run(f"{command.line} {command.added}", Path(folder)))
             elif command.kind in kinds:
@@ -201,6 +215,15 @@ def differences(page: Page, kinds: Mapping[str, str] | None = None) -> tuple[lis
             printed[command.kind] = output
             found.append(difference(command, output, same_machine and kinds is None))
     return [each for each in found if each], printed
+
+
+def _commands(page: Page, text: str, folder: Path) -> Iterator[Command]:
+    """The commands of a page; programs between them run when it is their turn."""
+    for part in _parts(page, text):
+        if "program" in part.re.groupindex:
+            _run_program(part["program"], folder)
+        elif page.programs or any(one.output for one in commands_of(part)):
+            yield from commands_of(part)
 
 
 def _without(added: str, output: str) -> str:
@@ -215,14 +238,14 @@ def written(page: Page) -> str:
         for line in page.first:
             run(line, Path(folder))
 
-        def renewed(session: re.Match[str]) -> str:
-            shown = commands_of(session)
-            if not any(command.output for command in shown):
-                return session[0]
-            body = "".join(f"$ {command.line}\n{run(command.line, Path(folder))}" for command in shown)
-            return session[0].replace(session["body"], body)
-
-        text = _SESSION.sub(renewed, text)
+        for part in _parts(page, text):
+            if "program" in part.re.groupindex:
+                _run_program(part["program"], Path(folder))
+                continue
+            shown = commands_of(part)
+            if page.programs or any(command.output for command in shown):
+                body = "".join(f"$ {command.line}\n{run(command.line, Path(folder))}" for command in shown)
+                text = text.replace(part[0], part[0].replace(part["body"], body), 1)
     return _MACHINE.sub(machine(), text)
 
 

@@ -13,8 +13,11 @@ _MS, _NCHWC = "com.microsoft::", "com.microsoft.nchwc::"
 _Window = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
-def _windows(site: Site) -> _Window:
-    """A function of spatial sizes and the window's size: how many windows there are along each axis."""
+def _windows(site: Site, is_pool: bool = False) -> _Window:
+    """A function of spatial sizes and the window's size: how many windows there are along each axis.
+
+    Where padding is to be found, onnxruntime finds a pool's as if its windows weren't dilated.
+    """
     strides, dilations, pads = site.integers("strides"), site.integers("dilations"), site.integers("pads")
     auto, ceil = site.text("auto_pad", "NOTSET"), site.integer("ceil_mode", 0)
 
@@ -23,10 +26,10 @@ def _windows(site: Site) -> _Window:
         for axis, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
             stride = strides[axis] if strides else 1
             reach = (dilations[axis] if dilations else 1) * (width - 1) + 1
-            if auto.startswith("SAME"):
-                found.append(-(-size // stride))
-                continue
             before, after = (pads[axis], pads[axis + rank]) if pads and auto == "NOTSET" else (0, 0)
+            if auto.startswith("SAME"):
+                total = (-(-size // stride) - 1) * stride + (width if is_pool else reach) - size
+                before, after = (total // 2, -(-total // 2))[:: -1 if auto == "SAME_LOWER" else 1]
             left = size + before + after - reach
             if left <= -(stride if ceil else 1):  # rounded up, one that reaches beyond the end counts
                 raise ValueError(f"a window of {reach} is larger than {size + before + after}")
@@ -86,12 +89,11 @@ def _conv_transpose(site: Site) -> Compute:
             stride = strides[axis] if strides else 1
             if wanted:
                 found.append(wanted[axis - rank])
-            elif auto.startswith("SAME"):
-                found.append(size * stride)
-            else:
-                reach = (dilations[axis] if dilations else 1) * (width - 1) + 1
-                cut = own[axis] + own[axis + rank] if own and auto == "NOTSET" else 0
-                found.append(stride * (size - 1) + (more[axis] if more else 0) + reach - cut)
+                continue
+            reach = (dilations[axis] if dilations else 1) * (width - 1) + 1
+            cut = own[axis] + own[axis + rank] if own and auto == "NOTSET" else 0
+            made = stride * (size - 1) + (more[axis] if more else 0) + reach - cut
+            found.append(min(made, size * stride) if auto.startswith("SAME") else made)
         return ((x[0], w[1] * group, *found),)
 
     return compute
@@ -102,7 +104,7 @@ def _conv_transpose(site: Site) -> Compute:
     _NCHWC + "AveragePool", _NCHWC + "MaxPool",
 )  # fmt: skip
 def _pool(site: Site) -> Compute:
-    count, kernel = _windows(site), site.integers("kernel_shape") or ()
+    count, kernel = _windows(site, is_pool=True), site.integers("kernel_shape") or ()
     last = site.integer("channels_last", 0) or site.op_type == "NhwcMaxPool"
 
     def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:

@@ -1,0 +1,171 @@
+"""What PyTorch's compiler stores: not the results of operators by element that are computed inside what reads them.
+
+Its kernels compute such an operator in each reader. So its result takes nothing where only operators read it that are
+fused likewise, or that reduce; what it is made of is then read in its place. With `OPTIONS` the compiler follows that:
+whatever several kernels read it stores, whatever a single one reads it doesn't, and `InOrder` keeps the order that is
+planned. (Read in torch/_inductor/graph.py, `run_node`, and ir.py, `should_realize_on_reuse`, of PyTorch 2.13.)
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomSchedulerPass
+from torch._inductor.dependencies import WeakDep
+from torch._inductor.virtualized import V
+
+from memonger.torch import operators
+
+aten = torch.ops.aten
+
+_MOST_SOURCES = 4
+"""Storages that one reads inside several readers; twice as many inside a single one."""
+
+_MOST_OPERATORS = 30
+"""Operators in one reader: the compiler stores what more compute."""
+
+_ROOM = 17 / 16
+"""Bytes that one of several readers may read, over those of its result: statistics beside a large operand."""
+
+_DRAW = "prims.inductor_random"
+"""Draws from a seed: what is drawn anew in each reader costs time there, so it is drawn once."""
+
+_FILL = (_DRAW, "aten.full", "aten.arange", "aten.scalar_tensor", "prims.iota")
+"""Operators by element that read nothing and have no tag."""
+
+_HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
+"""What the compiler stores on a CPU where several operators read it."""
+
+
+def fused(
+    joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node], once: Collection[fx.Node]
+) -> tuple[dict[int, dict[int, int]], set[fx.Node]]:
+    """What isn't stored.
+
+    A result that several operators read, or one of the other pass, is stored if it takes less than what it is made of:
+    it may be worth keeping, as the mask of a dropout.
+
+    Args:
+        joint: As AOTAutograd traced it.
+        results: Storages of what it returns.
+        behind: Nodes of the backward pass.
+        once: Nodes that can't run where their results are read.
+
+    Returns: of each storage that isn't stored the storages that are read in its place, with their bytes; nodes that
+        draw from a seed, alone or with what is computed inside them.
+    """
+    found, inside, drawn = dict[int, dict[int, int]](), dict[int, frozenset[int]](), set[int]()
+    given = {key for node in joint.find_nodes(op="placeholder") for key in _made(node)}
+    for node in joint.nodes:
+        made, read = _made(node), _read(node)
+        if node in once or len(made) != 1 or not _is_by_element(node) or not made.keys().isdisjoint((*results, *given)):
+            continue
+        (storage, size), *_ = made.items()
+        readers = _readers(node)
+        if storage in found or not readers or not all(_is_by_element(one) or _reduces(one) for one in readers):
+            continue
+        sources = {key: bytes_ for one, own in read.items() for key, bytes_ in found.get(one, {one: own}).items()}
+        operators_in = frozenset({storage}).union(*(inside.get(key, ()) for key in read))
+        is_single = len(readers) == 1 and (node in behind) == (readers[0] in behind)
+        is_drawn = _name(node) == _DRAW or not drawn.isdisjoint(read)
+        large = sum(bytes_ for key, bytes_ in sources.items() if key not in given)
+        if len(operators_in) > _MOST_OPERATORS or len(sources) > _MOST_SOURCES * (1 + is_single):
+            continue
+        if is_single or (large <= size * _ROOM and not is_drawn and not _is_heavy(node)):
+            found[storage], inside[storage] = sources, operators_in
+            drawn |= {storage} if is_drawn else set()
+    return found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}
+
+
+def _made(node: fx.Node) -> dict[int, int]:
+    return operators.storages(operators.tensors_in(node.meta.get("val")))
+
+
+def _read(node: fx.Node) -> dict[int, int]:
+    return {key: size for one in node.all_input_nodes for key, size in _made(one).items()}
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """What computes with a node's result, or with a view of it."""
+    own, found, stack = _made(node).keys(), dict[fx.Node, None](), list(node.users)
+    while stack:
+        user = stack.pop()
+        if user.op == "call_function" and own == _made(user).keys():
+            stack += user.users
+        else:
+            found[user] = None
+    return list(found)
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", ""))
+
+
+def _is_by_element(node: fx.Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and not target._schema.is_mutable
+        and (torch.Tag.pointwise in target.tags or _name(node) in _FILL)
+    )
+
+
+def _reduces(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.reduction in node.target.tags
+
+
+def _is_heavy(node: fx.Node) -> bool:
+    return bool(node.meta["val"].device.type == "cpu" and _name(node).partition(".")[2] in _HEAVY)
+
+
+def adds_late(node: fx.Node, before: fx.Node | None) -> bool:
+    """Whether a node adds to a product that isn't what ran before: as ``addmm`` the product would be computed here."""
+    return (
+        node.target is aten.add.Tensor
+        and len(node.all_input_nodes) == 2
+        and not node.kwargs
+        and any(
+            one.target is aten.mm.default and len(one.users) == 1 and one is not before for one in node.all_input_nodes
+        )
+    )
+
+
+class InOrder(CustomSchedulerPass):
+    """What is planned behind a library's kernel isn't fused with what is planned before it.
+
+    Else the compiler computes what runs again together with what reads the same, long before it is needed. Between two
+    such kernels it orders and fuses as it likes.
+    """
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The compiler's nodes, with dependencies beside those of their values."""
+        turns = {node: turn for turn, node in enumerate(V.graph.graph.nodes)}
+
+        def turn(one: Any) -> int:
+            return max((turns.get(each, -1) for each in one.node.get_origins()), default=-1) if one.node else -1
+
+        before, among = list[Any](), list[Any]()
+        for one in sorted(nodes, key=turn):
+            for other in (among or before) if one.is_extern() else before:
+                for name in other.get_buffer_names():
+                    one.add_fake_dep(WeakDep(name, one.get_name(), is_fake=True))
+            if one.is_extern():
+                before, among = [one], []
+            else:
+                among.append(one)
+        if nodes:
+            scheduler = nodes[0].scheduler
+            scheduler.nodes = scheduler.topological_sort_schedule(nodes)
+            scheduler.compute_ancestors()
+            return list(scheduler.nodes)
+        return nodes
+
+    def uuid(self) -> str:
+        """What inductor's cache of compiled graphs tells it by, beside the partition function and its version."""
+        return "memonger"
+
+
+OPTIONS = {"_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False}
+"""What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
+layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about."""
