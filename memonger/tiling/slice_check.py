@@ -169,12 +169,9 @@ class SliceCheck:
         self._whole, self._part = _Memory(), _Memory()
 
     def see(
-        self,
-        whole: tuple[ir.Model, ir.Node],
-        model: ir.Model,
-        copies: Sequence[CheckedCopy],
+        self, whole: tuple[ir.Model, ir.Node], model: ir.Model, copies: Sequence[CheckedCopy],
         sums: Collection[int] = (),
-    ) -> Seen:
+    ) -> Seen:  # fmt: skip
         """What a node gives, and takes, for whole values and on slices: of those that are alike the first is run.
 
         Args:
@@ -247,14 +244,9 @@ class SliceCheck:
         return _aligned((40 * numbers).astype(np.int8).view(kind))
 
     def _run(
-        self,
-        model: ir.Model,
-        node: ir.Node,
-        feeds: Mapping[int, np.ndarray],
-        memory: "_Memory",
-        options: ort.SessionSettings,
-        given: Mapping[int, "Elements"] | None = None,
-    ) -> dict[int, np.ndarray]:
+        self, model: ir.Model, node: ir.Node, feeds: Mapping[int, np.ndarray], memory: "_Memory",
+        options: ort.SessionSettings, given: Mapping[int, "Elements"] | None = None,
+    ) -> dict[int, np.ndarray]:  # fmt: skip
         """The outputs of a node alone, by number, which lie in this memory; of shorter inputs these elements."""
         outputs = {number: v for number, v in enumerate(node.outputs) if v.name}
         fed = {value for value in node.inputs if value is not None and is_fed(value)}  # also where it has a default

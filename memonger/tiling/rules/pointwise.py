@@ -105,15 +105,12 @@ def _mean_variance(cut: Cut) -> Slicing:
     return cut.all_along(cut.axis, [0])
 
 
-_AXES_ARE_AN_INPUT = {"ReduceSum": 13}
-
-
 @axis_rule(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum",
     "ReduceSumSquare",
 )
 def _reduce(cut: Cut) -> Slicing:
-    axes = cut.setting("axes", 1, _AXES_ARE_AN_INPUT.get(cut.node.op_type, 18))
+    axes = cut.setting("axes", 1, 13 if cut.node.op_type == "ReduceSum" else 18)
     if not axes:
         axes = [] if cut.integer("noop_with_empty_axes", 0) else list(range(len(cut.dims(0))))
     return _without(cut, [cut.positive(axis) for axis in axes])

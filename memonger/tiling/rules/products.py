@@ -27,22 +27,15 @@ class Operand:
         return self.order[role] if -role <= len(self.order) else -1
 
 
-def operand(cut: Cut, index: int, *, swapped: bool = False, first_is_row: bool = False) -> Operand:
-    """An operand of a product.
-
-    Args:
-        cut: The node.
-        index: Of the input.
-        swapped: Rows and columns have changed places.
-        first_is_row: The rows are axis 0, before the batch (``transBatch`` of FusedMatMul); before they are swapped.
-    """
-    rank = len(cut.dims(index))
+def operand(cut: Cut, index: int) -> Operand:
+    """An operand of a product: with ``transBatch`` its rows are axis 0, before the batch; ``trans`` then swaps them."""
+    rank, name = len(cut.dims(index)), "AB"[index : index + 1]
     order = list(range(rank))
     if rank == 1:
         order = [-1, 0] if index == 0 else [0, -1]
-    elif first_is_row:
+    elif cut.integer(f"transBatch{name}", 0):
         order = [*range(1, rank - 1), 0, rank - 1]
-    if swapped and rank > 1:
+    if cut.integer(f"trans{name}", 0) and rank > 1:
         order[-2:] = order[:-3:-1]
     return Operand(index, tuple(order))
 
@@ -82,20 +75,6 @@ def product(
     return cut.along(inputs, {0: result}, whole=() if other.index in inputs else (other.index,))
 
 
-@axis_rule("com.microsoft::FusedMatMul")
-def _fused_matmul(cut: Cut) -> Slicing:
-    operands = (
-        operand(
-            cut,
-            index,
-            swapped=bool(cut.integer(f"trans{name}", 0)),
-            first_is_row=bool(cut.integer(f"transBatch{name}", 0)),
-        )
-        for index, name in enumerate("AB")
-    )
-    return product(cut, *operands)
-
-
 @axis_rule("com.microsoft::MatMulNBits")
 def _packed_weight(cut: Cut) -> Slicing:
     """Packed weights at the right: what is cut are rows, of all the left operand's axes but the last."""
@@ -107,7 +86,7 @@ def _packed_weight(cut: Cut) -> Slicing:
 @axis_rule("Gemm com.microsoft::FusedGemm")
 def _gemm(cut: Cut) -> Slicing:
     """As a product, with a third operand that is added: broadcast to rows and columns. Sums are added to by that."""
-    a, b = (operand(cut, index, swapped=bool(cut.integer(f"trans{name}", 0))) for index, name in enumerate("AB"))
+    a, b = operand(cut, 0), operand(cut, 1)
     contracted = {a.index: a.axis(-1), b.index: b.axis(-2)}
     if cut.sums and all(contracted.get(index) == axis for index, axis in cut.axes.items()):
         return cut.along(contracted, {}, sums=(0,))
@@ -145,7 +124,7 @@ def _einsum(cut: Cut) -> Slicing:
 
 
 axis_rules({
-    "MatMul": lambda cut: product(cut, operand(cut, 0), operand(cut, 1)),
+    "MatMul com.microsoft::FusedMatMul": lambda cut: product(cut, operand(cut, 0), operand(cut, 1)),
     "MatMulInteger": lambda cut: product(cut, operand(cut, 0), operand(cut, 1), of_rows=(2,), of_columns=(3,)),
     "com.microsoft::MatMulIntegerToFloat": lambda cut: product(
         cut, operand(cut, 0), operand(cut, 1), of_rows=(2, 4), of_columns=(3, 5, 6)
