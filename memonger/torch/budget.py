@@ -163,7 +163,8 @@ def partitioner(budget: str | int | None, optimizer: torch.optim.Optimizer | int
     or wherever AOTAutograd takes a ``partition_fn``. What is counted: parameters, buffers, inputs, gradients, the
     optimizer's state, and all that both passes compute, at every operator, views and shared storages once. What is
     computed again has the same bits, so gradients are those without a budget, dropout included. Under PyTorch's own
-    compiler what it fuses takes nothing, and the peak is a bound from above. Planning looks at shapes alone, allocates nothing and needs no device.
+    compiler what it fuses takes nothing, and the peak is a bound from above. Planning looks at shapes
+    alone, allocates nothing and needs no device.
 
     Args:
         budget: Bytes, as a number or as ``4GiB``; None: nothing is computed again.
