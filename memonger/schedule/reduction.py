@@ -21,7 +21,7 @@ SMALL = 1 / 64
 """Nodes are folded if they write less than this fraction of the largest value of the forward pass,"""
 
 TOGETHER = 1 / 16
-"""and all of them in the forward pass less than this fraction of what it writes: many small values are no small one."""
+"""and all of them in the forward pass less than this fraction of what it writes: many small values are a large one."""
 
 
 @dataclass(frozen=True, slots=True)

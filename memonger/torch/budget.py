@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, cast
 
@@ -29,10 +29,13 @@ from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
 from memonger.schedule.solution import total_lower_bound
 from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
-from memonger.torch.fused import OPTIONS
+from memonger.torch.fused import OPTIONS, held_bytes
 from memonger.torch.partition import JointStep, split, step_of
 from memonger.torch.recorded import NO_GRADIENT, unlogged, without_memory
 from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_bytes, whole
+
+_TRIES = 4
+"""Searches for a schedule whose fused kernels hold a budget, each within less than the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +162,9 @@ def partitioner(budget: str | int | None, optimizer: torch.optim.Optimizer | int
 
     or wherever AOTAutograd takes a ``partition_fn``. What is counted: parameters, buffers, inputs, gradients, the
     optimizer's state, and all that both passes compute, at every operator, views and shared storages once. What is
-    computed again has the same bits, so gradients are those without a budget: random operators (dropout) aren't run
-    again. Planning looks at shapes alone, allocates nothing and needs no device.
+    computed again has the same bits, so gradients are those without a budget, dropout included. Under PyTorch's own
+    compiler what it fuses takes nothing, and the peak is a bound from above. Planning looks at shapes
+    alone, allocates nothing and needs no device.
 
     Args:
         budget: Bytes, as a number or as ``4GiB``; None: nothing is computed again.
@@ -326,9 +330,9 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     begin, graph = time.perf_counter(), step.graph
     request = Request(graph, base=step.given + state, budget=budget, forced=dict.fromkeys(step.once, False))
     once = tuple(range(len(graph.nodes)))
-    before = request.needed(once)
+    before = _needed(step, request, once)
     try:
-        schedule = once if budget is None or before <= budget else within_budget(request).schedule
+        schedule = once if budget is None or before <= budget else _within(step, request, budget)
     except BudgetError as error:
         bound = total_lower_bound(request, effort=min(BOUND_EFFORT, request.effort))
         closer = BudgetError(error.budget, error.smallest, bound)
@@ -336,7 +340,7 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     cost = request.cost(once)
     plan = StepPlan(
         budget=budget,
-        peak_bytes=request.needed(schedule),
+        peak_bytes=_needed(step, request, schedule),
         peak_before_bytes=before,
         given_bytes=step.given,
         gradient_bytes=step.gradients,
@@ -347,6 +351,37 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
         seconds=time.perf_counter() - begin,
     )
     return plan, schedule
+
+
+def _needed(step: JointStep, request: Request, schedule: Sequence[int]) -> int:
+    """Bytes at the worst step of a schedule, those of its kernels where they are fused."""
+    if not step.fuses:
+        return request.needed(schedule)
+    return request.base + held_bytes(step.graph, schedule, step.nodes)
+
+
+def _within(step: JointStep, request: Request, budget: int) -> tuple[int, ...]:
+    """The schedule within a budget: where kernels are fused, within less, until what they hold at once is in it, too.
+
+    Raises:
+        BudgetError: nothing was found that holds the budget.
+    """
+    if not step.fuses:
+        return within_budget(request).schedule
+    most = budget
+    for trial in range(_TRIES + 1):
+        try:  # the last is the smallest
+            schedule = within_budget(replace(request, budget=most if trial < _TRIES else 0)).schedule
+        except BudgetError as error:
+            schedule = within_budget(replace(request, budget=error.smallest)).schedule
+            if (needed := _needed(step, request, schedule)) > budget:
+                raise BudgetError(budget, needed, 0) from None
+        else:
+            needed = _needed(step, request, schedule)
+        if needed <= budget:
+            return schedule
+        most -= needed - budget
+    raise AssertionError("no schedule is within 0 bytes")
 
 
 def refused(error: BudgetError, given: int, gradients: int, state: int, hint: str = "") -> BudgetError:

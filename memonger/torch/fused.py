@@ -6,7 +6,7 @@ whatever several kernels read it stores, whatever a single one reads it doesn't,
 planned. (Read in torch/_inductor/graph.py, `run_node`, and ir.py, `should_realize_on_reuse`, of PyTorch 2.13.)
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,11 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
+from torch.utils.flop_counter import flop_registry
 
+from memonger.graph.graph import ALIGNMENT, Graph
+from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.schedule import schedule_graph
 from memonger.torch import operators
 
 aten = torch.ops.aten
@@ -129,6 +133,34 @@ def adds_late(node: fx.Node, before: fx.Node | None) -> bool:
             one.target is aten.mm.default and len(one.users) == 1 and one is not before for one in node.all_input_nodes
         )
     )
+
+
+def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | None]) -> int:
+    """The most bytes that a schedule holds at any time, where all runs between two libraries' kernels are one kernel.
+
+    On a CPU they are: what one of them reads or makes is there until the last has run. It may be less, as the compiler
+    writes some results over operands.
+
+    Args:
+        graph: What is scheduled.
+        schedule: Its nodes.
+        nodes: What they are in the joint graph.
+    """
+    ordered = schedule_graph(graph, schedule)
+    live = live_bytes(assign_storage(ordered).buffers, len(schedule))
+    sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in ordered.sizes]
+    most, held, was_own = 0, 0, True
+    for run, (node, writes) in enumerate(zip(schedule, ordered.writes, strict=True)):
+        is_own = is_library(nodes[node])
+        made = sum(sizes[value] for value in writes if ordered.planned[value])
+        held = int(live[run]) if is_own or was_own else held + made
+        most, was_own = max(most, held), is_own
+    return most
+
+
+def is_library(node: fx.Node | None) -> bool:
+    """Whether a node is a product or a convolution, or stands for something else than an operator."""
+    return node is None or getattr(node.target, "overloadpacket", None) in flop_registry
 
 
 class InOrder(CustomSchedulerPass):

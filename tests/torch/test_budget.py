@@ -144,6 +144,29 @@ def test_what_draws_random_numbers_runs_again_with_the_same(place: float) -> Non
     assert len(draws) == 24
 
 
+def test_what_reads_a_buffer_through_a_view_does_so_before_it_changes() -> None:
+    class Counts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.register_buffer("scale", torch.ones(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).tanh() * self.scale.view(16).exp()
+            self.scale.add_(1)
+            return y.square().sum()
+
+    gradients, x = [], torch.ones(8, 16)
+    with pytest.raises(BudgetError) as caught:
+        own.planned(own.traced(Counts(), [x]), 0)
+    for made in (None, memonger.torch.backend(caught.value.smallest)):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        module = Counts()
+        run = module if made is None else torch.compile(module, backend=made)
+        gradients.append(step(run, module, (x,))[1])
+    assert all(map(torch.equal, *gradients))
+
+
 def test_attention_without_dropout_draws_nothing() -> None:
     class Attends(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
