@@ -258,14 +258,14 @@ def main(resume: bool, files: Sequence[str] = ()) -> None:
                 found[row] = _measured(name, Path(folder))
             rows.write_text(json.dumps(found, indent=1) + "\n")
     table = Table(
-        "network<19", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
+        "network<22", "weights>8.1f", "stock loaded>13.1f", "run>7.1f", "all>8.1f", "peak>8.1f", "planned loaded>16.1f",
         "run>7.1f", "all>8.1f", "peak>8.1f", "predicted>10.1f", "mapped>8.1f", "planning>9.0f", "bits<7",
     )  # fmt: skip
     training = Table(
-        "training<19", "persists>9.1f", "total>8.1f", "loaded>8.1f", "run>8.1f", "peak>8.1f", "predicted>10.1f",
+        "training<22", "persists>9.1f", "total>8.1f", "loaded>8.1f", "run>8.1f", "peak>8.1f", "predicted>10.1f",
         "planning>9.0f",
     )  # fmt: skip
-    seconds = Table("seconds<19", "plan>8.1f", "stock load>12.2f", "run>8.2f", "planned load>14.2f", "run>8.2f")
+    seconds = Table("seconds<22", "plan>8.1f", "stock load>12.2f", "run>8.2f", "planned load>14.2f", "run>8.2f")
 
     def lines() -> Iterator[str]:
         yield from stamp("process" + (" --files FILE..." if files else ""), ("onnxruntime", "onnx", "onnx-ir"))
