@@ -2,7 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -70,4 +71,46 @@ def counted() -> Iterator[list[LiveStorages]]:
         return boxed
 
     with mock.patch.object(budget, "as_it_is", counting):
+        yield modes
+
+
+@contextmanager
+def allocated(kernels: bool = False) -> Iterator[list[LiveStorages]]:
+    """What PyTorch's compiler makes meanwhile allocates under the last of these modes, if there is one.
+
+    Args:
+        kernels: Whether its own kernels are compiled, which takes long; else they do nothing.
+    """
+    from torch._inductor import async_compile, compile_fx
+
+    modes: list[LiveStorages] = []
+    inner, empty = compile_fx.compile_fx_inner, torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
+
+    def counting(graph: Any, inputs: Any, **settings: Any) -> Any:
+        run = inner(graph, inputs, **settings)
+
+        def boxed(arguments: list[Any]) -> Any:
+            if not modes:
+                return run(arguments)
+            modes[-1].add(arguments)
+            with modes[-1]:
+                return run(arguments)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+    def counted(*settings: Any) -> torch.Tensor:
+        made = empty(*settings)
+        if modes:
+            modes[-1].add([made])
+        return made
+
+    with (
+        nullcontext()
+        if kernels
+        else mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", return_value=lambda *_: None),
+        mock.patch.object(torch._C._dynamo.guards, "_empty_strided_cpu", counted),  # type: ignore[attr-defined]
+        mock.patch.object(compile_fx, "compile_fx", partial(compile_fx.compile_fx, inner_compile=counting)),
+        torch._inductor.config.patch(fx_graph_cache=False),
+    ):
         yield modes

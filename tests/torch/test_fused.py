@@ -1,10 +1,7 @@
 """PyTorch's compiler in a budget: what it allocates is what is planned. Nothing of C++ is compiled for that."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,46 +9,10 @@ from torch import nn
 
 import memonger.torch
 from memonger.torch import budget as own
-from tests.support.live_storages import LiveStorages
+from tests.support.live_storages import LiveStorages, allocated
 from tests.support.small_modules import step
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
-
-
-@contextmanager
-def allocated() -> Iterator[list[LiveStorages]]:
-    """What the compiler makes meanwhile allocates under the last of these modes, and its own kernels do nothing."""
-    from torch._inductor import async_compile, compile_fx
-
-    modes: list[LiveStorages] = []
-    inner, empty = compile_fx.compile_fx_inner, torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
-
-    def counting(graph: Any, inputs: Any, **settings: Any) -> Any:
-        run = inner(graph, inputs, **settings)
-
-        def boxed(arguments: list[Any]) -> Any:
-            if not modes:
-                return run(arguments)
-            modes[-1].add(arguments)
-            with modes[-1]:
-                return run(arguments)
-
-        boxed._boxed_call = True  # type: ignore[attr-defined]
-        return boxed
-
-    def counted(*settings: Any) -> torch.Tensor:
-        made = empty(*settings)
-        if modes:
-            modes[-1].add([made])
-        return made
-
-    with (
-        mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", return_value=lambda *_: None),
-        mock.patch.object(torch._C._dynamo.guards, "_empty_strided_cpu", counted),  # type: ignore[attr-defined]
-        mock.patch.object(compile_fx, "compile_fx", partial(compile_fx.compile_fx, inner_compile=counting)),
-        torch._inductor.config.patch(fx_graph_cache=False),
-    ):
-        yield modes
 
 
 def compiled(module: nn.Module, partition: memonger.torch.Partitioner) -> Any:
