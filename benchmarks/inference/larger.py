@@ -193,24 +193,35 @@ def group(limit: int | None) -> Iterator[Path | None]:
             time.sleep(0.1)
 
 
+def run_in_group(
+    command: Sequence[str], limit: int | None, longest: float | None = None
+) -> tuple["subprocess.CompletedProcess[str]", float | None]:
+    """A process that has ended, and the limit in MiB of the group that it was in; None where there was none.
+
+    Raises:
+        TimeoutExpired: in a group it took more than ``longest`` seconds.
+    """
+    with group(limit) as folder:
+        if folder is not None:
+            command = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh", *command]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=longest if folder else None)
+    return done, None if folder is None else (limit or 0) / MIB
+
+
 def ask(kind: str, path: Path, limit: int | None = None) -> dict[str, Any]:
     """What a process says, in a group of its own if there is a limit; or how it ended."""
-    with group(limit) as folder:
-        command = [sys.executable, "-m", "benchmarks.inference.larger", "--child", kind, str(path)]
-        if folder is not None:
-            entered = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
-            command = ["sh", "-c", entered, "sh", *command]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST if folder else None)
-        except subprocess.TimeoutExpired:
-            return {"ended": f"> {LONGEST:.0f} s"}
-        if done.returncode and folder is None:
-            raise RuntimeError(done.stderr.strip()[-2000:] or f"exit status {done.returncode}")
-        if done.returncode:
-            killed = done.returncode in (-9, 137) or "ended by SIGKILL" in done.stderr
-            return {"ended": "killed" if killed else "failed", "error": done.stderr.strip()[-500:]}
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer | {"limit": None if folder is None else (limit or 0) / MIB}
+    command = [sys.executable, "-m", "benchmarks.inference.larger", "--child", kind, str(path)]
+    try:
+        done, held = run_in_group(command, limit, LONGEST)
+    except subprocess.TimeoutExpired:
+        return {"ended": f"> {LONGEST:.0f} s"}
+    if done.returncode and held is None:
+        raise RuntimeError(done.stderr.strip()[-2000:] or f"exit status {done.returncode}")
+    if done.returncode:
+        killed = done.returncode in (-9, 137) or "ended by SIGKILL" in done.stderr
+        return {"ended": "killed" if killed else "failed", "error": done.stderr.strip()[-500:]}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer | {"limit": held}
 
 
 def _plan(source: Path, folder: Path, budget: int | None) -> dict[str, Any]:

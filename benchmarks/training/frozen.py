@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inference.larger import group
+from benchmarks.inference.larger import run_in_group
 from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import resident
 
@@ -104,15 +103,11 @@ def steps_child(path: str) -> None:
 
 def ask(*words: object, limit: int | None = None) -> dict[str, Any]:
     """What a process says, in a group of its own if there is a limit; or how it ended."""
-    with group(limit) as folder:
-        command = [sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)]
-        if folder is not None:
-            command = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh", *command]
-        done = subprocess.run(command, capture_output=True, text=True)
+    done, held = run_in_group([sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)], limit)
     if done.returncode:
         return {"ended": "killed" if done.returncode in (-9, 137) else done.stderr.strip().splitlines()[-1][:80]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"limit": None if folder is None else (limit or 0) / MIB}
+    return answer | {"limit": held}
 
 
 def measured(name: str, source: Path, folder: Path, budgets: list[int], record: Record) -> None:

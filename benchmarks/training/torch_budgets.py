@@ -270,15 +270,20 @@ def held(who: str, networks: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str
         yield f"{who}: {share:.0%} is held by {holds} of {len(rows)} networks{limit}"
 
 
+def heading(record: Record, names: Sequence[str]) -> Iterator[str]:
+    """The columns, below what isn't measured yet."""
+    missing = ", ".join(name for name in names if name not in record.rows)
+    yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
+    yield from ("", TABLE.heading)
+
+
 def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     """The table."""
     yield "Training steps of PyTorch in a budget; MiB; time: of a step ÷ the step as it is, the fastest of turns"
     yield from stamp("training.torch_budgets", ("torch", "transformers", "numpy"))
     yield "error: largest difference of gradients from those of the step as it is, over the largest of these"
     yield "seconds: to plan. PyTorch's own compiler isn't there: it takes minutes to compile a network"
-    missing = ", ".join(name for name in names if name not in record.rows)
-    yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
-    yield from ("", TABLE.heading)
+    yield from heading(record, names)
     ratios: dict[str, list[float]] = {}
     for name in names:
         rows = record.rows.get(name, {}).get("rows", [])
@@ -298,32 +303,48 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
         yield f"{words} within its peak: {geometric_mean(found):.2f} over {len(found)} networks"
 
 
-def main() -> None:
-    """Measure what is asked for, and print what is measured."""
+def program(
+    path: str, doc: str | None, chosen: Sequence[str], measure: Callable[[str], list[dict[str, Any]]],
+    table: Callable[[Record, Sequence[str]], Iterator[str]],
+) -> None:  # fmt: skip
+    """Measure networks, each in a process of its own, and print and keep what is measured.
+
+    Args:
+        path: The program, beside which its rows and its table are kept.
+        doc: What it does.
+        chosen: Networks that are measured where none is named.
+        measure: The rows of a network.
+        table: The lines of the table.
+    """
     warnings.filterwarnings("ignore")
     torch._dynamo.config.recompile_limit = 64  # one module for all contestants
     torch._dynamo.config.allow_rnn = True
     if sys.argv[1:2] == ["--apart"]:
         with torch.backends.mkldnn.flags(enabled=NETWORKS[sys.argv[2]].mkldnn):
-            sys.stdout.write(json.dumps(measured(sys.argv[2])) + "\n")
+            sys.stdout.write(json.dumps(measure(sys.argv[2])) + "\n")
         return
-    parser, every = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]), tuple(NETWORKS)
-    parser.add_argument("names", nargs="*", choices=(*every, []), metavar="NAME", help=f"of {', '.join(every)}")
-    parser.add_argument("--resume", action="store_true", help="keep what torch_budgets.json has")
+    kept = Path(path).with_suffix(".json")
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), metavar="NAME", help=f"of {', '.join(NETWORKS)}")
+    parser.add_argument("--resume", action="store_true", help=f"keep what {kept.name} has")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no network is begun after so many")
     asked = parser.parse_args()
-    names, path = asked.names or every, Path(__file__)
-    is_kept = asked.resume or not asked.names
-    record = Record(path.with_suffix(".json") if is_kept else None, asked.resume, asked.minutes)
+    names, is_kept = asked.names or chosen, asked.resume or not asked.names
+    record = Record(kept if is_kept else None, asked.resume, asked.minutes)
     for name in progress(list(names), record, record.rows.__contains__):
         print(name, flush=True)
-        command = [sys.executable, "-m", "benchmarks.training.torch_budgets", "--apart", name]
+        command = [sys.executable, "-m", f"benchmarks.training.{kept.stem}", "--apart", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(f"{name} failed", flush=True)
         else:
             record.add(name, {"rows": json.loads(done.stdout.splitlines()[-1])})
-    keep(lines(record, every if is_kept else names), path.with_suffix(".txt") if is_kept else None)
+    keep(table(record, chosen if is_kept else names), kept.with_suffix(".txt") if is_kept else None)
+
+
+def main() -> None:
+    """Measure what is asked for, and print what is measured."""
+    program(__file__, __doc__, tuple(NETWORKS), measured, lines)
 
 
 if __name__ == "__main__":

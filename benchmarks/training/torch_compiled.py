@@ -9,24 +9,16 @@ numbers than an eager step, and its kernels round in their own way wherever othe
 Written to torch_compiled.txt where no network is left out, as `benchmarks.training.torch_budgets` does, with its flags.
 """
 
-import argparse
-import json
-import math
-import subprocess
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch
 
 import memonger.torch
-from benchmarks.machine import Record, keep, progress, stamp
-from benchmarks.training.step_networks import NETWORKS
-from benchmarks.training.torch_budgets import TABLE, Contest, Loss, Rows, shown
+from benchmarks.machine import Record, stamp
+from benchmarks.training.torch_budgets import Contest, Loss, Rows, heading, program, shown
 from tests.support.live_storages import allocated
 
 ACTIVATIONS, SHARE = 0.5, 0.7
@@ -69,9 +61,7 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     yield from stamp("training.torch_compiled", ("torch", "transformers", "numpy"))
     yield "error: largest difference of gradients from those of torch.compile alone, over the largest of these"
     yield "seconds: to plan, without compiling"
-    missing = ", ".join(name for name in names if name not in record.rows)
-    yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
-    yield from ("", TABLE.heading)
+    yield from heading(record, names)
     for name in names:
         rows = record.rows.get(name, {}).get("rows", [])
         for row in rows:
@@ -80,28 +70,7 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
 
 def main() -> None:
     """Measure what is asked for, and print what is measured."""
-    warnings.filterwarnings("ignore")
-    torch._dynamo.config.recompile_limit = 64  # one module for all contestants
-    if sys.argv[1:2] == ["--apart"]:
-        sys.stdout.write(json.dumps(measured(sys.argv[2])) + "\n")
-        return
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), metavar="NAME", help=f"of {', '.join(NETWORKS)}")
-    parser.add_argument("--resume", action="store_true", help="keep what torch_compiled.json has")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no network is begun after so many")
-    asked = parser.parse_args()
-    names, path = asked.names or CHOSEN, Path(__file__)
-    is_kept = asked.resume or not asked.names
-    record = Record(path.with_suffix(".json") if is_kept else None, asked.resume, asked.minutes)
-    for name in progress(list(names), record, record.rows.__contains__):
-        print(name, flush=True)
-        command = [sys.executable, "-m", "benchmarks.training.torch_compiled", "--apart", name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            print(f"{name} failed", flush=True)
-        else:
-            record.add(name, {"rows": json.loads(done.stdout.splitlines()[-1])})
-    keep(lines(record, CHOSEN if is_kept else names), path.with_suffix(".txt") if is_kept else None)
+    program(__file__, __doc__, CHOSEN, measured, lines)
 
 
 if __name__ == "__main__":

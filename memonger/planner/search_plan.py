@@ -426,7 +426,7 @@ def attempts(job: Job) -> Iterator[Job]:
     usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
     yield dataclasses.replace(in_file.copy(), request=unlimited, strategy=usual)
     yield in_file.copy()
-    roomy = with_window(job, any_order=True)
+    roomy = with_window(job, any_order=True) if job.mode == "training" else None
     if roomy is not None and roomy.request.base > in_file.request.base:
         yield roomy.copy()
 

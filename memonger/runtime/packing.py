@@ -74,9 +74,10 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
         for index, value in enumerate(node.inputs)
         if value in wanted and is_packing(node, index) and reads_transposed(node) is way
     }
-    nodes = list(dict.fromkeys(node for node in model.graph if node in set(readers.values())))
-    if not nodes:
+    if not readers:
         return {}
+    first = set(readers.values())
+    nodes = [node for node in model.graph if node in first]
     folder.mkdir()
     path = folder / "packed.onnx"
     entries = {

@@ -42,8 +42,11 @@ PAUSE = 1e-3
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
 
-_AT_ONCE = 4 * MiB
-"""Bytes of files that a session may map more, while it is made, before packed copies are let go."""
+_READ_MEANWHILE = 4 * MiB
+"""Bytes of files that a session may have read, while it is made, before packed copies are let go."""
+
+_MEASURED, _BLOCK = 32 * MiB, 4 * MiB
+"""Bytes that are read to measure a disk, and how many at once."""
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -181,7 +184,7 @@ def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
         with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
             least = before
             while not is_over.wait(PAUSE):
-                if _file_bytes() - least > _AT_ONCE:
+                if _file_bytes() - least > _READ_MEANWHILE:
                     maps = _maps(files)
                     for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
                         if not any(one.address <= address < one.address + one.length for one in others):
@@ -486,16 +489,12 @@ def _waits(task: int) -> bool:
         return False
 
 
-_MEASURED = 32 << 20  # bytes that are read to measure a disk
-_AT_ONCE = 4 << 20
-
-
 def _disk_speed(path: str) -> float | None:
     """Bytes a second that reading a file gives past the system's cache; None where that can't be."""
     if not hasattr(os, "O_DIRECT"):
         return None
     read, begin = 0, time.perf_counter()
-    with mmap.mmap(-1, _AT_ONCE) as buffer:  # whose address is that of a page, as reading past the cache takes
+    with mmap.mmap(-1, _BLOCK) as buffer:  # whose address is that of a page, as reading past the cache takes
         try:
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
         except OSError:

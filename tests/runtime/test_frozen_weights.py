@@ -16,6 +16,7 @@ from memonger.cli.compare import reading_lines
 from memonger.graph.weight_window import weight_reads
 from memonger.runtime.executable import Executable
 from memonger.runtime.weight_reader import Reading
+from tests.support.mapped_files import resident
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -65,18 +66,6 @@ def _feeds(session: memonger.TrainingSession) -> dict[str, np.ndarray]:
     return {value.name: FEEDS.get(value.name, FEEDS["target"]) for value in session.inputs}
 
 
-def _resident(planned: Path) -> int:
-    """Bytes of a plan's weights that are in this process's memory, by ``/proc/self/smaps``."""
-    (data,) = planned.parent.glob(f"{planned.name}.*.data")
-    total, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            counts = line.endswith(data.name)
-        elif counts and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
-    return total
-
-
 def test_both_copies_count_with_and_without_a_window(whole: memonger.Plan, plan: memonger.Plan) -> None:
     weight = 4 * WIDTH * WIDTH
     assert whole.window is None
@@ -105,7 +94,7 @@ def test_steps_have_the_bits_of_the_plan_without_a_window(
         assert session.step(feeds) == usual.step(feeds)
         assert not reader.why_not
         # What is kept, and at the ends of weights pages that others share
-        assert _resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
+        assert resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
     assert reader.last is not None
     assert reader.last.nbytes == plan.read_bytes
     theirs = usual.state_dict()
@@ -221,7 +210,7 @@ def test_a_reader_that_is_misled_leaves_nothing_behind(planned: Path, plan: memo
     expected = [memonger.TrainingSession(planned).step(feeds)]
     follower._newest = lambda *_: len(follower._schedule.reads) - 1  # type: ignore[method-assign]
     assert [session.step(feeds)] == expected
-    assert _resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
+    assert resident(planned) <= plan.kept_parameter_bytes * 1.05 + 2 * 4096 * 2 * LAYERS
 
 
 def test_what_a_step_read_is_said(plan: memonger.Plan) -> None:

@@ -23,6 +23,7 @@ from memonger.cli.commands import main
 from memonger.plan_file import KEY
 from memonger.runtime import weight_reader
 from models.decoder import Sizes, decoder
+from tests.support.mapped_files import resident
 from tests.support.networks import model_of, stock
 from tests.support.stock import normal, run_stock
 
@@ -79,18 +80,6 @@ def own(planned: Path, tmp_path: Path) -> Path:
     return tmp_path / planned.name
 
 
-def _resident(planned: Path) -> int:
-    """Bytes of a plan's weights that are in this process's memory, by ``/proc/self/smaps``."""
-    (data,) = planned.parent.glob(f"{planned.name}.*.data")
-    total, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            counts = line.endswith(data.name)
-        elif counts and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
-    return total
-
-
 def test_a_budget_below_the_weights_is_held(plan: memonger.Plan, planned: Path, expected: np.ndarray) -> None:
     assert plan.window is not None
     assert plan.parameter_bytes >= 15 * MIB > 6 * MIB >= plan.total_bytes
@@ -100,14 +89,14 @@ def test_a_budget_below_the_weights_is_held(plan: memonger.Plan, planned: Path, 
         for _ in range(3):
             assert np.array_equal(session.run(FEED)[RESULT], expected)
             # What is kept, packed in panels, and at its ends pages that others share
-            assert _resident(planned) <= kept * 1.05 + 4096 * 2 * LAYERS
+            assert resident(planned) <= kept * 1.05 + 4096 * 2 * LAYERS
         (reader,) = session.weight_readers
         assert not reader.why_not
         assert reader.last is not None
         assert reader.last.nbytes >= plan.parameter_bytes - kept
         assert reader.last.most_bytes > 0
         assert "memonger weights" in {thread.name for thread in threading.enumerate()}
-    assert _resident(planned) == 0
+    assert resident(planned) == 0
 
 
 def test_sessions_of_one_file_run_beside_each_other(planned: Path, expected: np.ndarray) -> None:
@@ -317,9 +306,9 @@ def test_models_of_a_fleet_share_one_window(plan: memonger.Plan, planned: Path, 
         for _ in range(2):
             fleet["one"].run(FEED)
             assert np.array_equal(fleet["two"].run(FEED)[RESULT], expected)
-        both = _resident(planned) + _resident(tmp_path / "planned.onnx")
+        both = resident(planned) + resident(tmp_path / "planned.onnx")
         assert both <= 2 * (plan.kept_parameter_bytes * 1.05 + 4096 * 2 * LAYERS)
-    assert _resident(planned) == 0
+    assert resident(planned) == 0
 
 
 def test_fit_says_what_fits_below_the_weights() -> None:
@@ -406,7 +395,7 @@ def test_plans_for_several_batches_share_a_session(tmp_path: Path) -> None:
             feed = {"v0": normal(batch, batch, WIDTH)}
             assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
             assert all(not reader.why_not for reader in session.weight_readers)
-            assert _resident(paths[0]) < 6 * MIB
+            assert resident(paths[0]) < 6 * MIB
 
 
 def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
@@ -424,7 +413,7 @@ def test_ranges_and_chunks_go_with_a_window(tmp_path: Path) -> None:
                 feed = {"v0": normal(batch, batch, WIDTH)}
                 assert np.array_equal(session.run(feed)[RESULT], run_stock(_open(), feed, "ORT_ENABLE_ALL")[RESULT])
             assert not session.weight_readers[0].why_not
-            assert _resident(tmp_path / f"{number}.onnx") < MIB
+            assert resident(tmp_path / f"{number}.onnx") < MIB
 
 
 def test_packed_copies_are_let_go_while_a_session_is_made(tmp_path: Path) -> None:
