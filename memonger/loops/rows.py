@@ -21,12 +21,13 @@ from memonger.ir.marks import CHUNK, OVERLAP, STRIP, WINDOW
 from memonger.ir.operators import operator_name
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
+from memonger.tiling.axes import row_rules
 from memonger.tiling.cutting import Interval, Slicing
-from memonger.tiling.slices import RowBand, Slice, bounds, row_rules, row_slices
+from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
 
 
-def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
+def with_row_loops(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
     """The model with its bands in loops over rows.
 
     Args:
@@ -51,7 +52,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[RowBand]) -> ir.Model:
         start = band.end
         gone += tiled
         in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks)
-        in_loop.write(band.rows)
+        in_loop.write(band, nodes)
         results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
@@ -93,7 +94,7 @@ def _early(graph: ir.Graph) -> None:
             graph.insert_before(scan, latest)
 
 
-def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, Slicing]) -> RowBand | None:
+def in_steady_slices(band: Band, nodes: Mapping[ir.Node, Slicing]) -> Band | None:
     """A band that can run in a loop: as it is or with more rows in each slice; None where there are too few.
 
     Args:
@@ -101,14 +102,14 @@ def in_steady_slices(band: RowBand, nodes: Mapping[ir.Node, Slicing]) -> RowBand
         nodes: Of the band that read images.
     """
     for rows in dict.fromkeys(-(-band.rows // unit) * unit for unit in _UNITS):
-        parts = bounds(nodes, rows)
-        if len(parts) < _SLICES:
+        taller = row_band(band.begin, band.end, nodes, rows)
+        if taller.counts[0] < _SLICES:
             return None
-        slices = _slices(nodes, parts[:_SLICES])
+        slices = _slices(nodes, taller.stages[0].slices[1 : _SLICES + 1])
         begin, end = steady(slices)
         tiles = slices[begin].tiles if end - begin >= _ALIKE else ()
         if tiles and all(copy.rows[1] - copy.rows[0] >= _least_rows(node) for node, copy in tiles):
-            return RowBand(band.begin, band.end, len(parts), rows)
+            return taller
     return None
 
 
@@ -172,9 +173,9 @@ _SLICES, _ALIKE = 6, 2
 
 
 def _slices(
-    nodes: Mapping[ir.Node, Slicing], parts: Sequence[tuple[int, int]], early: Sequence[Mapping[ir.Node, int]] = ()
+    nodes: Mapping[ir.Node, Slicing], rows: Sequence[int], early: Sequence[Mapping[ir.Node, int]] = ()
 ) -> list[Slice]:
-    return [one for one in row_slices(nodes, parts, _least_rows, early) if one.tiles]
+    return [one for one in row_slices(nodes, rows, _least_rows, early) if one.tiles]
 
 
 _AT_ONCE, _MUCH = 2, 2
@@ -363,13 +364,13 @@ class _BandInLoop(BandWriter):
     in_blocks: _Blocks
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
 
-    def write(self, rows: int) -> None:
+    def write(self, band: Band, nodes: Sequence[ir.Node]) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
-        parts = bounds(self.nodes, rows)
-        slices = _slices(self.nodes, parts, _filling(self.nodes, _slices(self.nodes, parts)))
+        rows = band.stages[0].slices[1:]
+        slices = _slices(self.nodes, rows, _filling(self.nodes, _slices(self.nodes, rows)))
         begin, end = steady(slices)
         if end - begin < _ALIKE:
-            raise NotInLoopsError(f"no two slices of {rows} rows one after the other do the same.")
+            raise NotInLoopsError(f"no two slices of {band.rows} rows one after the other do the same.")
         self._add_as_nodes(slices[:begin])
         self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
         self._add_as_nodes(slices[end:])
@@ -379,7 +380,6 @@ class _BandInLoop(BandWriter):
         """Write slices one after the other, each as copies of the nodes."""
         for one in slices:
             self.pooled.clear()
-            self.cut_entries(one)
             self.add(one)
 
     def join(self) -> None:

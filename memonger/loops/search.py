@@ -43,15 +43,15 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.shapes.inference import tell_sizes
-from memonger.tiling.axes import Axes
+from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import ToSlice
-from memonger.tiling.chunk_regions import MOST_SLICES, StepSpan
 from memonger.tiling.chunk_times import cores_of
-from memonger.tiling.chunking import ROUNDED, AxisGraph, ChunkSearch
+from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.row_search import RowSearch
 from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
-from memonger.tiling.slices import Band, RowBand, SliceStage, row_rules
+from memonger.tiling.slices import Band, SliceStage, row_band
+from memonger.tiling.stages import MOST_SLICES, StageSearch, StepSpan
 from memonger.tiling.writer import SliceWriter, in_slices
 from memonger.words import option
 
@@ -244,8 +244,8 @@ def shrink(
     if sliced is not None:
         axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
-    found = [each for axis in axes for each in _candidates(axis, cores, open_size)]
-    if not ranges and not any(axis.number == 0 and axis.ranges for axis in axes):
+    found = [each for axis in axes for each in _candidates(axis, open_size)]
+    if not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
         found += _in_rows(search.job, sliced)
         found += _overlapping(search.job, sliced)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
@@ -297,29 +297,29 @@ def shrink(
     return replace(made, before=before, notes=notes, target=target)
 
 
-def _rounded(axis: AxisGraph, check: SliceCheck) -> Iterator[str]:
+def _rounded(axis: StageSearch, check: SliceCheck) -> Iterator[str]:
     """Names of nodes that give other last bits on the finest slices than whole, each run alone.
 
     Of convolutions that is known: their algorithm doesn't depend on the batch.
     """
     count = max(n for n in range(1, min(axis.axes.size, MOST_SLICES) + 1) if axis.axes.size % n == 0)
     if axis.ranges and count > 1:
-        bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
+        bands = [_band(axis.axes.size, (span.begin, span.end, count)) for span in axis.ranges]
         yield from _different(axis.lowered.model, bands, axis.axes.nodes, check)
 
 
 def _rounded_rows(job: ToSlice, check: SliceCheck) -> Iterator[str]:
     """Names of nodes that give other last bits of some rows than of all, each run alone, but for convolutions."""
-    model, bands = job.lowered.model, list[RowBand]()
+    model, bands = job.lowered.model, list[Band]()
     rules = row_rules(model)
     for step, (node, rule) in enumerate(zip(model.graph, rules, strict=True)):
         if isinstance(rule, Slicing) and operator_name(node) not in EXACT | {"Conv"}:
-            bands.append(RowBand(step, step + 1, _PARTS, -(-rule.height // _PARTS)))
+            bands.append(row_band(step, step + 1, {node: rule}, -(-rule.height // _PARTS)))
     yield from _different(model, bands, rules, check)
 
 
 def _different(
-    model: ir.Model, bands: Sequence[Band | RowBand], rules: Sequence[Slicing | Refusal | None], check: SliceCheck
+    model: ir.Model, bands: Sequence[Band], rules: Sequence[Slicing | Refusal | None], check: SliceCheck
 ) -> Iterator[str]:
     """Names of a model's nodes that give other last bits in bands."""
     made = in_slices(model, bands, rules)
@@ -438,34 +438,31 @@ def _why_not(model: ir.Model) -> str:
     return "no node that reads an input can run on slices of it"
 
 
-def _candidates(axis: AxisGraph, cores: int, open_size: str) -> Iterator[_Candidate]:
+def _candidates(axis: StageSearch, open_size: str) -> Iterator[_Candidate]:
     """All that can run in so many slices, and of each range two loops, the inner one finer.
 
     Of an open size slices of one.
     """
     size = axis.axes.size
-    if open_size and axis.number:
+    if open_size and axis.axis:
         return
     counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
     counts = [count for count in counts if not open_size or count == size]
     for count in counts:
-        bands = [_band(axis.axes, (span.begin, span.end, count)) for span in axis.ranges]
-        yield _candidate(axis, bands, cores, open_size)
+        bands = [_band(size, (span.begin, span.end, count)) for span in axis.ranges]
+        yield _candidate(axis, bands, open_size)
     nodes = list(axis.lowered.model.graph)
     for number, span in enumerate(axis.ranges):
         for place, fine in itertools.product(_places(nodes, span), counts):
             for coarse in [1, *(count for count in counts if count < fine and fine % count == 0)]:
                 stages = [(span.begin, place, fine), *([(place, span.end, coarse)] if coarse > 1 else [])]
-                others = [_band(axis.axes, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
-                bands = sorted([*others, _band(axis.axes, *stages)], key=lambda band: band.stages[0].begin)
-                yield _candidate(axis, bands, cores, open_size)
+                others = [_band(size, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
+                bands = sorted([*others, _band(size, *stages)], key=lambda band: band.stages[0].begin)
+                yield _candidate(axis, bands, open_size)
 
 
-def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
-    return Band(
-        axes.values,
-        tuple(SliceStage(a, b, tuple(axes.size * n // count for n in range(count + 1))) for a, b, count in stages),
-    )
+def _band(size: int, *stages: tuple[int, int, int]) -> Band:
+    return Band(tuple(SliceStage(a, b, tuple(size * n // count for n in range(count + 1))) for a, b, count in stages))
 
 
 def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
@@ -498,9 +495,9 @@ def _is_in_blocks_only_there(node: ir.Node, user: ir.Node) -> bool:
     return is_larger and len(dims) == 4 and dims[1] % BLOCK > 0
 
 
-def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: str) -> _Candidate:
+def _candidate(axis: StageSearch, bands: Sequence[Band], open_size: str) -> _Candidate:
     """With what it is estimated to need, and how much longer to take."""
-    alive, seconds = np.array(axis.alive, float), axis.more_seconds(bands, cores)
+    alive, seconds = np.array(axis.live, float), axis.more_seconds(bands)
     spans = {span.begin: span for span in axis.ranges}
     for band in bands:
         span, end = spans[band.stages[0].begin], band.stages[-1].end
@@ -511,14 +508,13 @@ def _candidate(axis: AxisGraph, bands: Sequence[Band], cores: int, open_size: st
             seconds += count * ITERATION_SECONDS
             for step in range(stage.begin, stage.end):
                 alive[step] = span.needed(step, end, count, crossing / coarse)
-    model, stages = axis.lowered.model, [one for band in bands for one in band.stages]
-    nodes, loops = list(model.graph), list[Loop]()
+    stages, nodes, loops = [one for band in bands for one in band.stages], axis.nodes, list[Loop]()
     for stage in stages:
         own = [step for step in range(stage.begin, stage.end) if isinstance(axis.axes.nodes[step], Slicing)]
         if own:
             first, last = nodes[own[0]].name, nodes[own[-1]].name
             loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
-    write = partial(with_loops, model, axis.axes, tuple(bands), open_size)
+    write = partial(with_loops, axis.lowered.model, axis.axes, tuple(bands), open_size)
     is_nested = any(len(band.stages) > 1 for band in bands)
     return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
 
@@ -531,12 +527,12 @@ def _in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[_Candidate]:
     """
     uncut = dict.fromkeys(_rounded_rows(job, check) if check is not None else (), ROUNDED)
     search = RowSearch(job, uncut=uncut, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
-    model, nodes, rules = search.job.lowered.model, search.nodes, search.rules
+    model, nodes, rules = search.lowered.model, search.nodes, search.how
     for bands, parts in search.ways({}, most_copies=math.inf):
         loops, weights = list[Loop](), dict[ir.Value, int]()
         for band in bands:
             own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], Slicing)]
-            loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.slices))
+            loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.counts[0]))
             read = (value for node in own for value in node.inputs if value is not None)
             weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
         seconds, write = math.fsum(part.seconds for part in parts), partial(with_row_loops, model, bands)

@@ -1,21 +1,29 @@
-"""Along which axes a model can be cut into slices: through each node, and from seeds through the whole graph."""
+"""Along which axes a model can be cut into slices: through each node, from seeds through the graph, by rows of images.
+
+Axis 2 of an image ``[batch, channels, height, width]`` is its rows, of a volume its depth, of a sequence that a
+convolution reads its time. Behind a transpose or a reshape of such an image they may be another axis. What an
+operator's rule doesn't cut along that axis is a barrier: it needs images whole.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.marks import STRIP, WINDOW
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import all_values, static_shape, subgraphs
+from memonger.plan_file import ROWS
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, points, shapes_at
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes
 from memonger.tiling import rules as rules  # registers them
-from memonger.tiling.cutting import RULES, Cut, NotCutError, Refusal, Slicing, sentence
+from memonger.tiling.cutting import RULES, Cut, NotCutError, Refusal, SliceCopy, Slicing, sentence
+from memonger.tiling.slice_check import EXACT
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -142,18 +150,18 @@ def shapes_at_points(model: ir.Model, ranges: Mapping[str, DimRange]) -> list[di
 
 
 def uneven_nodes(
-    model: ir.Model, axes: Axes, seeds: Mapping[str, int], shapes: Sequence[Mapping[str, Shape | None]],
-    exact: Collection[str] = (),
-) -> dict[str, str]:  # fmt: skip
+    model: ir.Model, axes: Axes, seeds: Mapping[str, int], shapes: Sequence[Mapping[str, Shape | None]]
+) -> dict[str, str]:
     """Nodes by name that can't be cut where sizes vary, and why: of a value so many elements belong to one of the axis.
+
+    Operators that may give other bits for other shapes may be cut where all but the axis has one size, at which they
+    can be compared.
 
     Args:
         model: A lowered model.
         axes: How its nodes can be cut at the largest sizes.
         seeds: From which values on.
         shapes: Of its values at several sizes, the largest first; see `shapes_at_points`.
-        exact: Operators whose bits are the same on slices whatever the shapes are. Others may be cut where all but the
-            axis has one size, at which they can be compared.
     """
     seed, place = next(iter(seeds.items()))
     lengths = [(at[seed] or ())[place] for at in shapes]  # of the axis, in elements of the seed
@@ -177,7 +185,7 @@ def uneven_nodes(
         if operator_name(node) in NEVER_EMPTY:
             found[str(node.name)] = "takes no slice without elements, as those of a smaller input may be"
             continue
-        if operator_name(node) not in exact:
+        if operator_name(node) not in EXACT:
             read = [(v, how.inputs.get(i)) for i, v in enumerate(node.inputs) if v is not None]
             read += [(v, how.outputs.get(i)) for i, v in enumerate(node.outputs) if v.name]
             other = next((v for v, axis in read if varies(v, axis)), None)
@@ -198,17 +206,10 @@ def uneven_nodes(
     return found
 
 
-def varying_images(
-    model: ir.Model, shapes: Sequence[Mapping[str, Shape | None]], exact: Collection[str]
-) -> dict[str, str]:
-    """Nodes by name that can't be cut along rows of images where sizes vary, and why.
+def varying_images(model: ir.Model, shapes: Sequence[Mapping[str, Shape | None]]) -> dict[str, str]:
+    """Nodes by name that can't be cut along rows of images where sizes vary (see `shapes_at_points`), and why.
 
     Where the number of images varies, and nothing else, slices of rows are the same at each size.
-
-    Args:
-        model: A lowered model.
-        shapes: Of its values at several sizes; see `shapes_at_points`.
-        exact: Operators whose bits are the same on slices whatever the shapes are.
     """
     found = {}
     for node in model.graph:
@@ -218,8 +219,102 @@ def varying_images(
                 continue
             if None in own or len({shape[1:] for shape in own if shape is not None}) > 1:
                 found[str(node.name)] = f"has '{value.name}', of which more than the number of images varies"
-            elif operator_name(node) not in exact:
+            elif operator_name(node) not in EXACT:
                 found[str(node.name)] = f"has '{value.name}' of so many images: other bits of slices aren't ruled out"
             elif node.op_type in ("Reshape", "Squeeze"):
                 found[str(node.name)] = "is told the number of images"
     return found
+
+
+BLOCKED = "com.microsoft.nchwc"
+"""Domain of the operators on images whose channels lie in blocks."""
+
+_WINDOWS = frozenset(
+    ["AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv",
+     "com.microsoft::FusedConv", "com.microsoft.nchwc::Conv"]
+)  # fmt: skip
+"""Operators whose windows slide over images, and over sequences."""
+
+
+def rows_axis(value: ir.Value | None) -> int | None:
+    """The axis of a value's rows, if nobody cut what it is made of; None where it is no image of several rows."""
+    shape = None if value is None or value.const_value is not None else static_shape(value)
+    if value is None or shape is None or not 3 <= len(shape) <= 5:
+        return None
+    if len(shape) == 3 and not is_slid_over(value):
+        return None
+    is_grid = any(node.op_type == "GridSample" and index == 1 for node, index in value.uses())
+    return (1 if is_grid else ROWS) if shape[1 if is_grid else ROWS] > 1 else None
+
+
+def is_slid_over(value: ir.Value) -> bool:
+    """Whether windows read a value, so that its rows are in order."""
+    return any(index == 0 and operator_name(node) in _WINDOWS for node, index in value.uses())
+
+
+def _rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slicing | Refusal:
+    """How a node gives some rows of its outputs.
+
+    Args:
+        node: With static shapes.
+        axes: Those of its inputs that come in rows, one at least, each with the axis of these.
+        in_order: Whether some of these rows are made or read by windows, so that it pays to follow them where they are
+            moved to another axis.
+
+    Returns: a sentence where it can't give rows by themselves.
+    """
+    cut = Cut(node, axes, 1)
+    try:
+        height = cut.dims(min(axes))[cut.axis]
+        made = slicing(node, axes, height, halo=True)
+        if isinstance(made, Refusal):
+            return made
+        if not made.height:
+            # What computes each row of its outputs from the same row of its inputs, and of others maybe all
+            if cut.node.op_type in ("Reshape", "Expand", "Transpose") and not in_order:
+                cut.refuse("mixes the rows of an image")
+            images = {index: axis for index, axis in cut.axes.items() if index not in made.whole}
+            heights = [cut.dims(index)[axis] for index, axis in images.items()]
+            heights += [cut.out(index)[axis] for index, axis in made.outputs.items()]
+            if not images or not made.outputs or heights != [height] * len(heights):
+                cut.refuse("gives no image with the rows of its input")
+            constants = {index: axis for index, axis in made.inputs.items() if index not in images}
+            for index in constants:
+                cut.constant(index)  # computed ones aren't cut
+
+            def rows(begin: int, end: int) -> SliceCopy:
+                return SliceCopy((begin, end), (begin, end), dict.fromkeys(images, (begin, end)), constants)
+
+            made = Slicing(made.outputs, images, made.whole, height=height, by_rows=rows)
+        if made.height < 2 or not (in_order or all(rows_axis(v) is not None for v in node.outputs if v.name)):
+            cut.refuse("gives what isn't an image of several rows")
+        return made
+    except NotCutError as error:
+        return sentence(node, str(error))
+
+
+def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})) -> list[Slicing | Refusal | None]:
+    """For each node of a model how it gives rows, or why it can't; None: it reads no image.
+
+    Args:
+        model: With static shapes.
+        refused: Nodes by name that are to have images whole, and why.
+    """
+    answers: list[Slicing | Refusal | None] = []
+    axis_of, in_order = dict[ir.Value | None, int](), set[ir.Value | None]()
+    for node in model.graph:
+        axes = {index: axis_of.get(value, rows_axis(value)) for index, value in enumerate(node.inputs)}
+        read = {index: axis for index, axis in axes.items() if axis is not None}
+        if STRIP in node.metadata_props or WINDOW in node.metadata_props:
+            answers.append(Refusal(f"node '{node.name}' is of a slice already"))
+            continue
+        images = [value for index in read if (value := node.inputs[index]) is not None]
+        is_in_order = any(value in in_order or is_slid_over(value) for value in images)
+        answer = _rows_of(node, read, in_order=is_in_order) if read else None
+        if isinstance(answer, Slicing) and str(node.name) in refused:
+            answer = sentence(node, refused[str(node.name)])
+        answers.append(answer)
+        if isinstance(answer, Slicing):
+            axis_of.update((node.outputs[index], axis) for index, axis in answer.outputs.items())
+            in_order.update(node.outputs if is_in_order else ())
+    return answers

@@ -1,36 +1,31 @@
-"""Chunks: which stretches of a model run on one slice of an axis after the other, and in how many slices.
+"""Which stretches of a model run on one slice of an axis after the other, and in how many slices.
 
-Where nodes are independent along an axis of their values (the batch; the rows of a transformer; of a training step
-whatever `chunk_regions` finds around the steps with most bytes), running all of them
-on one slice and then on the next takes a fraction of the memory, and computes nothing twice. Values between two stages
-of a band exist in slices only: a few fine chunks where values are large, then one coarse chunk of what follows, depth
-first.
+Where nodes are independent along an axis of their values, running all of them on one slice and then on the next takes a
+fraction of the memory, and computes nothing twice. Ways to do that come from `memonger.tiling.stages` along the batch,
+the rows of a transformer, and what `memonger.tiling.chunk_regions` finds in a training step; and along the rows of
+images from `memonger.tiling.row_search`, of the whole batch or of each of its elements. Of all of them one is chosen by
+memory and time, written, and compared bit by bit with the whole.
 
 AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first layers
-of a CNN by patches of the image. Here the axis needs no overlap, and the layout of the whole decides.
+of a CNN by patches of the image. Here nothing overlaps, and the layout of the whole decides.
 """
 
 import dataclasses
 import itertools
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Device
 from memonger.errors import PlanError
-from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage, live_bytes
-from memonger.graph.schedule import schedule_graph, schedule_model
-from memonger.graph.session_memory import PACKED, bytes_of, packed_bytes, session_bytes
+from memonger.graph.liveness import assign_storage
+from memonger.graph.schedule import schedule_model
+from memonger.graph.session_memory import PACKED, packed_bytes, session_bytes
 from memonger.ir import training_roles
-from memonger.ir.extract import is_fed
 from memonger.ir.marks import CHUNK, WINDOW
 from memonger.ir.values import static_shape, subgraphs
 from memonger.lowering.lowered import Lowered
@@ -42,7 +37,7 @@ from memonger.schedule.decide import decide
 from memonger.schedule.solution import Solution
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.shaping import Shape
-from memonger.tiling.axes import Axes, axes_of, shapes_at_points, uneven_nodes, varying_images, with_repeated
+from memonger.tiling.axes import Axes, axes_of, row_rules, shapes_at_points, uneven_nodes, varying_images, with_repeated
 from memonger.tiling.candidates import (
     MOST_NODES,
     UNSURE,
@@ -52,20 +47,16 @@ from memonger.tiling.candidates import (
     InSlices,
     ToSlice,
     asked_of,
-    laid_out,
     working_set_bytes,
 )
-from memonger.tiling.chunk_regions import StepSpan, measured, ranges_in_order, regions_of, stages_for
-from memonger.tiling.chunk_times import NodeWork, cores_of, run_seconds, seconds_of, work_of
-from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.chunk_regions import regions_of
+from memonger.tiling.chunk_times import cores_of, seconds_of, work_of
+from memonger.tiling.cutting import Slicing
 from memonger.tiling.row_search import RowSearch, asked_for
-from memonger.tiling.slice_check import EXACT, SeenAlone, SliceCheck
-from memonger.tiling.slices import Band, SliceStage, row_rules
+from memonger.tiling.slice_check import SeenAlone, SliceCheck
+from memonger.tiling.stages import StageSearch
 from memonger.units import MiB
 from memonger.words import option
-
-STEPS = 4
-"""Arenas that are tried for each halving of memory."""
 
 SMALL = 2 * MiB
 """Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
@@ -114,8 +105,7 @@ class ChunkSearch:
         self._given = ToSlice(lowered, request, plain, device, cores_of(options.threads), {}, None, ranges)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
-        self._axes: dict[frozenset[str], list[AxisGraph]] = {}
-        self._priced: dict[Any, Candidate] = {}
+        self._stages: dict[frozenset[str], list[StageSearch]] = {}
         self._rows: dict[Candidate | None, RowSearch] = {}
 
     @cached_property
@@ -213,53 +203,56 @@ class ChunkSearch:
         return None
 
     def _found(self) -> list[Candidates]:
-        asked = self.options.axis_and_chunks
-        if asked is not None and asked[0] == ROWS:
-            batch = [a for a in self._of_inputs() if a.number == 0 and a.ranges] if not self.job.ranges else []
-            elements = filter(None, (self._elements(axis, axis.all_in_slices(axis.axes.size)) for axis in batch))
-            jobs = [*(self.job.again(one.written) for one in elements), self.job]
-            return [asked_for(jobs, asked[1], self._refused_rows, self._uncut)]
-        if asked is not None:
-            seeds = _seeds(self.job.lowered.model, asked[0])
-            if not seeds:
-                has = f"no input has an axis {asked[0]} of more than one element"
-                raise PlanError(f"{has}, along which it could run in chunks.")
-            axis = _along(self.job, asked[0], self._cut_along(seeds))
-            return [[self._candidate(axis, axis.all_in_slices(asked[1]))]]
+        """Candidates along each axis; of those along rows once more for each element of the batch."""
+        if self.options.axis_and_chunks is not None:
+            return [self._asked(*self.options.axis_and_chunks)]
+        most, copies = self._most, self.most_copies
         key = frozenset(self._refused)
-        if key not in self._axes:
+        if key not in self._stages:
             if self.job.training is None:
-                self._axes[key] = self._of_inputs()
+                self._stages[key] = self._of_inputs()
             else:  # ranges are cut along axes of their own
-                order, graph, cut, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-                step = _in_order(self.job, -1, order, graph, cut)
-                self._axes[key] = [dataclasses.replace(step, ranges=ranges)]
-        axes = self._axes[key]
-        along = [axis.bands(self._most, self.most_copies) for axis in axes]
-        found: list[Candidates] = [
-            [self._candidate(axis, one) for one in bands] for axis, bands in zip(axes, along, strict=True)
-        ]
+                order, axes, spans = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
+                self._stages[key] = [StageSearch(self.job, -1, axes, order, spans)]
+        searches = self._stages[key]
+        found: list[Candidates] = [search.candidates(most, copies) for search in searches]
         if self.job.training is not None:
             return found
-        if len(axes) == 2 and not self.job.ranges and all(axis.ranges for axis in axes):
-            found += self._rows_of_elements(*axes)
-        batches = [(axis, bands[0]) for axis, bands in zip(axes, along, strict=True) if axis.number == 0 and bands]
-        batches = [] if self.job.ranges else batches
-        ways = [None, *filter(None, (self._elements(*batch) for batch in batches))]
-        for way in ways:
-            job = self.job if way is None else self.job.again(way.written)
-            self._rows[way] = self._rows.get(way) or RowSearch(job, uncut=self._uncut)
-        return found + [self._rows[w].candidates(self._refused_rows, self._most, self.most_copies) for w in ways]
+        elements: list[Candidate | None] = [None]
+        if searches and searches[0].axis == 0 and not self.job.ranges:
+            if len(searches) == 2 and all(search.ranges for search in searches):
+                found += self._rows_of_elements(*searches)
+            elements += [each for each in found[0][:1] if self._has_images(each)]
+        for each in elements:
+            if each not in self._rows:
+                job = self.job if each is None else self.job.again(each.written)
+                self._rows[each] = RowSearch(job, uncut=self._uncut)
+            found.append(self._rows[each].candidates(self._refused_rows, most, copies))
+        return found
 
-    def _candidate(self, axis: "AxisGraph", bands: tuple[Band, ...]) -> Candidate:
-        """The same for the same bands, so that it is written once."""
-        stages = tuple(band.stages for band in bands)
-        key = frozenset(self._refused), axis.number, axis.job.outer is not None, stages
-        if key not in self._priced:
-            self._priced[key] = axis.candidate(bands)
-        return self._priced[key]
+    def _asked(self, number: int, count: int) -> Candidates:
+        """All that can run in so many slices of an axis; of rows the smallest, of each element of the batch if can be.
 
-    def axes_without(self, refused: Mapping[str, str]) -> list["AxisGraph"]:
+        Raises:
+            PlanError: none can.
+        """
+        if number == ROWS:
+            batch = [one for one in self._of_inputs() if one.axis == 0 and one.ranges] if not self.job.ranges else []
+            elements = filter(self._has_images, (one.all_in_slices(one.axes.size) for one in batch))
+            jobs = [*(self.job.again(each.written) for each in elements), self.job]
+            return asked_for(jobs, count, self._refused_rows, self._uncut)
+        seeds = _seeds(self.job.lowered.model, number)
+        if not seeds:
+            has = f"no input has an axis {number} of more than one element"
+            raise PlanError(f"{has}, along which it could run in chunks.")
+        return [StageSearch(self.job, number, self._cut_along(seeds)).all_in_slices(count)]
+
+    def _has_images(self, elements: Candidate) -> bool:
+        """Whether of the model in slices of the batch that many take not too long, and something reads images."""
+        cuts_rows = any(isinstance(rule, Slicing) for rule in row_rules(self.job.lowered.model))
+        return cuts_rows and elements.seconds <= self._most
+
+    def axes_without(self, refused: Mapping[str, str]) -> list[StageSearch]:
         """The axes of the inputs along which something can be cut, where nodes of these names stay whole.
 
         What is repeated for each element of a batch, as masks are, is cut, too.
@@ -267,16 +260,16 @@ class ChunkSearch:
         self._refused = dict(refused)
         return self._of_inputs(also_repeated=not self.job.ranges)
 
-    def _of_inputs(self, also_repeated: bool = False) -> list["AxisGraph"]:
+    def _of_inputs(self, also_repeated: bool = False) -> list[StageSearch]:
         """The axes of the inputs along which something can be cut."""
-        model, found = self.job.lowered.model, list[AxisGraph]()
+        model, found = self.job.lowered.model, list[StageSearch]()
         for number, size in enumerate((self.batch, None)):  # the batch, and the axis behind it
             seeds = _seeds(model, number, size)
             if seeds and number == 0 and also_repeated:
                 seeds = with_repeated(model, seeds)
             cut = self._cut_along(seeds) if seeds else None
             if cut is not None and any(isinstance(how, Slicing) for how in cut.nodes):
-                found.append(_along(self.job, number, cut))
+                found.append(StageSearch(self.job, number, cut))
         return found
 
     def _cut_along(self, seeds: Mapping[str, int]) -> Axes:
@@ -287,7 +280,7 @@ class ChunkSearch:
             refused |= dict.fromkeys(large, "would pack its weights again for each slice")
         axes = axes_of(model, seeds, refused)
         while self.job.ranges:
-            uneven = uneven_nodes(model, axes, seeds, self._shapes, EXACT)
+            uneven = uneven_nodes(model, axes, seeds, self._shapes)
             if not uneven:
                 break
             refused |= uneven
@@ -302,31 +295,24 @@ class ChunkSearch:
     @cached_property
     def _uncut(self) -> Mapping[str, str]:
         """Nodes that can't be cut along rows of images at all sizes of the ranges, and why."""
-        return varying_images(self.job.lowered.model, self._shapes, EXACT) if self.job.ranges else {}
+        return varying_images(self.job.lowered.model, self._shapes) if self.job.ranges else {}
 
     def _lengths(self, candidate: InSlices) -> list[int]:
         """The lengths that the axis of a candidate may have, the largest last; none where it has one."""
-        axes = (band.axes for band in candidate.bands if isinstance(band, Band))
-        cut = {f"{name}[{axis}]" for own in axes for name, axis in own.items()}
+        cut = {f"{name}[{axis}]" for name, axis in candidate.cut.axes.values.items()}
         found = next((one for one in self.job.ranges.values() if not cut.isdisjoint(one.places)), None)
         if found is None:
             return []
-        unit = found.most // candidate.size
+        unit = found.most // candidate.cut.axes.size
         return [size // unit for size in range(found.least, found.most + 1, found.step) if size % unit == 0]
 
-    def _elements(self, batch: "AxisGraph", bands: tuple[Band, ...]) -> Candidate | None:
-        """The model in chunks of the batch whose images are to run in rows; None where nothing reads images."""
-        cuts_rows = any(isinstance(rule, Slicing) for rule in row_rules(self.job.lowered.model))
-        candidate = self._candidate(batch, bands)
-        return candidate if cuts_rows and candidate.seconds <= self._most else None
-
-    def _rows_of_elements(self, batch: "AxisGraph", rows: "AxisGraph") -> list[Candidates]:
-        """Each element of the batch by itself, and of that the rows in chunks."""
-        bands = batch.all_in_slices(batch.axes.size)
-        candidate = self._candidate(batch, bands)
-        if _copies(bands) > self.most_copies or candidate.seconds > self._most:
+    def _rows_of_elements(self, batch: StageSearch, rows: StageSearch) -> list[Candidates]:
+        """Each element of the batch by itself, and of that the axis behind it in chunks."""
+        element = batch.all_in_slices(batch.axes.size)
+        copies = sum(one.end - one.begin for one in batch.ranges) * batch.axes.size
+        if copies > self.most_copies or element.seconds > self._most:
             return []
-        job = self.job.again(candidate.written)
+        job = self.job.again(element.written)
         graph = job.lowered.model.graph
         cut = [node for node in graph if WINDOW in node.metadata_props]
         starts = [node.outputs[0] for node in cut if node.op_type == "Slice" and node.inputs[0] in graph.inputs]
@@ -335,8 +321,8 @@ class ChunkSearch:
         if not seeds:
             return []
         refused = {str(node.name): "cuts or joins chunks" for node in cut} | self._refused
-        axis = _along(job, 1, axes_of(job.lowered.model, seeds, refused))
-        return [[self._candidate(axis, one) for one in axis.bands(self._most, self.most_copies)]]
+        search = StageSearch(job, 1, axes_of(job.lowered.model, seeds, refused))
+        return [search.candidates(self._most, self.most_copies)]
 
 
 def _with_checked(candidate: InSlices, checked: SeenAlone) -> InSlices:
@@ -434,164 +420,6 @@ def why_not(lowered: Lowered, options: Options, device: Device) -> str:
     default = next((value.name for value in graph.inputs if value.name in graph.initializers), None)
     is_refused = default is not None and options.chosen_mode == "inference"
     return f"its input '{default}' has a default" if is_refused else ""
-
-
-@dataclass(frozen=True, slots=True)
-class AxisGraph:
-    """A model that is to be cut along an axis: in an order in which the ranges that can be are long.
-
-    A training step's ranges have axes of their own, and ``number`` is -1; ``axes`` says how each node is cut, ``works``
-    what each one does, ``alive`` how many bytes are, ``working_set`` those of them that are read again, and ``seconds``
-    about how long all nodes take. ``job`` is the model in the order of its plan.
-    """
-
-    job: ToSlice
-    number: int
-    lowered: Lowered
-    graph: Graph
-    axes: Axes
-    ranges: tuple[StepSpan, ...]
-    works: tuple[NodeWork, ...]
-    alive: np.ndarray
-    working_set: Sequence[float]
-    seconds: float
-
-    def more_seconds(self, bands: Sequence[Band], cores: int) -> float:
-        """About how much longer the nodes of bands take in slices, on so many cores."""
-        more = 0.0
-        for steps, slices in _stages(bands):
-            for step in steps:
-                if isinstance(self.axes.nodes[step], Slicing):
-                    alive = self.working_set[step]
-                    more += self.works[step].more_seconds(cores, alive, alive / slices, slices)
-        return more
-
-    def estimated(self, bands: Sequence[Band]) -> float:
-        """About how much longer bands take, but for what cuts and joins."""
-        runs = sum(sum(band.counts) for band in bands)
-        cores = self.job.cores
-        return self.more_seconds(bands, cores) + runs * run_seconds(self.packs_again(bands), cores)
-
-    def packs_again(self, bands: Sequence[Band]) -> bool:
-        """Whether copies of nodes would pack so much again that chunks share sessions."""
-        packed = (
-            self.works[step].packed * (slices - 1)
-            for steps, slices in _stages(bands)
-            for step in steps
-            if isinstance(self.axes.nodes[step], Slicing)
-        )
-        return self.job.training is None and sum(packed) > PACKED
-
-    def candidate(self, bands: Sequence[Band]) -> Candidate:
-        """The model with these bands in slices.
-
-        At a step that is cut what it reads whole is alive, and its slice of the rest. What cuts and joins isn't known.
-        """
-        whole, workspace = np.ones(len(self.alive), bool), np.array(self.graph.workspace, float)
-        for band in bands:
-            whole[band.begin : band.end] = False
-        alive = float(self.alive[whole].max(initial=0))
-        steps = nodes = len(self.alive)
-        shares, begins = self.packs_again(bands), [one.begin for one in self.ranges]
-        for own, slices in _stages(bands):
-            part = self.ranges[bisect_right(begins, own.start) - 1]
-            cut = part.cut[own.start - part.begin : own.stop - part.begin]
-            alive = max(alive, part.fixed + float(cut.max()) / slices)
-            workspace[own.start : own.stop] /= slices
-            copied = sum(isinstance(how, Slicing) for how in self.axes.nodes[own.start : own.stop])
-            steps += copied * (slices - 1)
-            nodes += 0 if shares else copied * (slices - 1)
-        alive += float(workspace.max(initial=0.0))
-        write = partial(laid_out, self.job, self.lowered, self.graph, self.axes.nodes, self.number, bands)
-        sessions = bytes_of(nodes, steps, self.number < 0)
-        write = partial(write, size=self.axes.size, once=self.seconds)
-        return Candidate(round(alive), sessions, self.estimated(bands), write)
-
-    def bands(self, most: float, most_copies: int) -> list[tuple[Band, ...]]:
-        """Ways to run the model in chunks, for ever larger arenas.
-
-        Args:
-            most: Seconds that they may take longer, by estimate.
-            most_copies: How many copies of nodes they may make.
-        """
-        levels = [one.levels for one in self.ranges]
-        slices = [[len(bounds) - 1 for bounds in each] for each in levels]
-        least = max((one.least(counts[-1]) for one, counts in zip(self.ranges, slices, strict=True)), default=0.0)
-        plain = self.job.plain
-        arena, workspace = plain.arena_bytes, max(plain.graph.workspace, default=0)
-        seen: dict[tuple[Any, ...], None] = {}
-        for step in reversed(range(1, STEPS * len(bin(max((counts[-1] for counts in slices), default=1))))):
-            share = 2 ** (-step / STEPS)
-            chosen = (
-                stages_for(one, counts, max(least, arena * share), workspace * share)
-                for one, counts in zip(self.ranges, slices, strict=True)
-            )
-            seen[tuple(map(tuple, chosen))] = None
-        candidates = (
-            tuple(
-                Band(one.axes.values, tuple(SliceStage(a, b, bounds[level]) for a, b, level in stages))
-                for one, stages, bounds in zip(self.ranges, chosen, levels, strict=True)
-                if stages
-            )
-            for chosen in seen
-        )
-        return [
-            bands
-            for bands in candidates
-            if bands and _copies(bands) <= most_copies and self.estimated(bands) <= most
-            if not (self.job.runs_in_one and self.packs_again(bands))
-        ]
-
-    def all_in_slices(self, count: int) -> tuple[Band, ...]:
-        """All that can be in so many slices.
-
-        Raises:
-            PlanError: nothing can; or the axis has fewer elements.
-        """
-        size = self.axes.size
-        if count > size:
-            raise PlanError(f"the axis has {size} elements, and so at most as many chunks, not {count}.")
-        if not self.ranges:
-            refusal = next((str(how) for how in self.axes.nodes if isinstance(how, Refusal)), "no node reads it")
-            raise PlanError(f"nothing can run in chunks along that axis: {refusal}.")
-        bounds = tuple(size * number // count for number in range(count + 1))
-        return tuple(Band(self.axes.values, (SliceStage(one.begin, one.end, bounds),)) for one in self.ranges)
-
-
-def _stages(bands: Sequence[Band]) -> Iterator[tuple[range, int]]:
-    """The steps of each stage, and in how many slices they run."""
-    return ((range(one.begin, one.end), len(one.slices) - 1) for band in bands for one in band.stages)
-
-
-def _copies(bands: Sequence[Band]) -> int:
-    """How many nodes bands have, each in all of its slices."""
-    return sum(len(steps) * slices for steps, slices in _stages(bands))
-
-
-def _along(job: ToSlice, number: int, axes: Axes) -> AxisGraph:
-    """A model that is cut along an axis of that number."""
-    order, ranges = ranges_in_order(job.lowered.model, axes)
-    graph = schedule_graph(job.plain.graph, order)
-    axes = dataclasses.replace(axes, nodes=tuple(axes.nodes[step] for step in order))
-    axis = _in_order(job, number, order, graph, axes)
-    storage, waits = assign_storage(graph), [one.waits for one in axis.works]
-    return dataclasses.replace(axis, ranges=measured(graph, storage, axes, ranges, waits))
-
-
-def _in_order(job: ToSlice, number: int, order: Sequence[int], graph: Graph, axes: Axes) -> AxisGraph:
-    """A model in an order, with what its nodes do, and how many bytes are alive; without ranges."""
-    model, works = job.lowered.model.clone(), list[NodeWork]()
-    schedule_model(model, order, graph)
-    for node, how in zip(model.graph, axes.nodes, strict=True):
-        cut = how.inputs if isinstance(how, Slicing) else {}
-        constants = [i for i in cut if (value := node.inputs[i]) is not None and not is_fed(value)]
-        known = None if constants else job.works.get(str(node.name))
-        works.append(work_of(node, cut) if known is None else known)
-    storage = assign_storage(graph)
-    alive, working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
-    seconds = seconds_of(model, working_set, job.cores, job.training is not None, job.works)
-    lowered = dataclasses.replace(job.lowered, model=model)
-    return AxisGraph(job, number, lowered, graph, axes, (), tuple(works), alive, working_set, seconds)
 
 
 def _seeds(model: ir.Model, axis: int, size: int | None = None) -> dict[str, int]:

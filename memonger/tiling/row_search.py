@@ -20,31 +20,17 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
-from memonger.graph.schedule import schedule_graph, schedule_model
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
 from memonger.ir.marks import OVERLAP, before_chunks, chunk_of
 from memonger.ir.values import static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
-from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, ToSlice, laid_out, working_set_bytes
+from memonger.tiling.axes import BLOCKED, Axes, row_rules, rows_axis
+from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, CutModel, ToSlice
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.slices import (
-    BLOCKED,
-    RowBand,
-    Slice,
-    axes_of_nodes,
-    bounds,
-    exits_of,
-    needs_own,
-    row_bytes,
-    row_rules,
-    row_slices,
-    rows_axis,
-    rows_in,
-    slice_rows,
-)
+from memonger.tiling.slices import Band, Slice, exits_of, needs_own, row_band, row_slices, rows_in, slice_rows
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
@@ -73,7 +59,7 @@ FORMS = 6
 BLOCKS_AT_ONCE = 4
 """So many blocks of channels onnxruntime computes together."""
 
-Fitted = Callable[[RowBand, Mapping[ir.Node, Slicing]], RowBand | None]
+Fitted = Callable[[Band, Mapping[ir.Node, Slicing]], Band | None]
 """From a band and its nodes to a band."""
 
 _MORE_NODES = 3
@@ -106,7 +92,7 @@ class BandOfRows:
         packed: Bytes of weights that these pack again.
     """
 
-    band: RowBand | None
+    band: Band | None
     bytes: float
     seconds: float = 0.0
     nodes: int = 0
@@ -121,18 +107,18 @@ class BandOfRows:
     @property
     def session(self) -> int:
         """About the bytes that sessions take more of the process."""
-        part = min(1.0, FORMS / self.band.slices) if self.shares and self.band is not None else 1.0
+        part = min(1.0, FORMS / self.band.counts[0]) if self.shares and self.band is not None else 1.0
         more = bytes_of(round(part * self.nodes), self.nodes, False) - bytes_of(0, 0, False)
         return more + round(part * self.packed)
 
 
-def _in_long_stretches(job: ToSlice, uncut: Mapping[str, str]) -> ToSlice:
-    """The same in an order in which what needs images whole comes before nodes that it doesn't depend on.
+def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]) -> list[int]:
+    """An order in which what needs images whole comes before nodes that it doesn't depend on.
 
     So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
-    nodes, rules, order = list(job.lowered.model.graph), row_rules(job.lowered.model, uncut), list[int]()
+    order = list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
         for step in steps:
@@ -154,15 +140,10 @@ def _in_long_stretches(job: ToSlice, uncut: Mapping[str, str]) -> ToSlice:
             else:
                 before.append(step)
         order += [*before, *own, *behind]
-    if order == list(range(len(order))):
-        return job
-    graph, model = schedule_graph(job.plain.graph, order), job.lowered.model.clone()
-    schedule_model(model, order, graph)
-    lowered, plain = dataclasses.replace(job.lowered, model=model), dataclasses.replace(job.plain, graph=graph)
-    return dataclasses.replace(job, lowered=lowered, plain=plain)
+    return order
 
 
-class RowSearch:
+class RowSearch(CutModel):
     """Cuts of one model into bands of rows, each looked at once, whatever nodes stay whole.
 
     Args:
@@ -174,9 +155,6 @@ class RowSearch:
         ends: From the nodes in order to whether a band may end before each; None: before any.
         fitted: From a band and its nodes that read images to the same with as many rows as it needs, or to None where
             it won't do; None: all will.
-
-    Attributes:
-        job: The model, in the order of the bands' steps.
     """
 
     def __init__(
@@ -184,25 +162,21 @@ class RowSearch:
         results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
         fitted: Fitted | None = None,
     ) -> None:  # fmt: skip
-        self.job, self.asked, self.lines, self.copies = _in_long_stretches(job, uncut), asked, lines, results
-        self.nodes, self.rules = list(self.job.lowered.model.graph), row_rules(self.job.lowered.model, uncut)
+        model = job.lowered.model
+        rules = row_rules(model, uncut)
+        super().__init__(job, ROWS, _in_long_stretches(list(model.graph), rules), Axes(0, tuple(rules), {}))
+        self.asked, self.lines, self.copies, self.fitted = asked, lines, results, fitted
         self.steps = {node: step for step, node in enumerate(self.nodes)}
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
-        self.fitted = fitted
-        rules = zip(self.nodes, self.rules, strict=True)
-        self.axes = axes_of_nodes({node: rule for node, rule in rules if isinstance(rule, Slicing)})
-        graph = self.job.plain.graph
-        storage = assign_storage(graph)
-        self.buffers, last, outputs = storage.buffers, last_reads(graph), frozenset(graph.outputs)
+        self.axis_of = self.axes_in(0, len(self.nodes))
+        graph, storage = self.graph, self.storage
+        last, outputs = last_reads(graph), frozenset(graph.outputs)
         self.buffer_of = dict(zip(graph.values, storage.of_value, strict=True))
         # Of values that have a buffer: the step that makes each, that of its last reader, the buffer, if it is a result
         lives = ((graph.producer[v], last[v], at, v in outputs) for v, at in enumerate(storage.of_value) if at >= 0)
         self.lives = np.array([*lives], int).reshape(-1, 4).T
-        self.sizes = np.array([buffer.size for buffer in self.buffers], float)
-        self.live, self.working_set = live_bytes(storage.buffers, len(graph.nodes)), working_set_bytes(graph, storage)
-        self.workspace = np.array(graph.workspace, float)
+        self.sizes = np.array([buffer.size for buffer in storage.buffers], float)
         self._known: dict[tuple[int, int], list[tuple[int, BandOfRows]]] = {}
-        self._made: dict[tuple[RowBand, ...], Candidate] = {}
 
     def candidates(
         self, refused: Mapping[str, int], most: float = math.inf, most_copies: int = MOST_NODES
@@ -215,36 +189,33 @@ class RowSearch:
             most_copies: How many copies of nodes they may make.
         """
         before = 0.0 if self.job.outer is None else self.job.outer.extra
-        job, sessions, found = self.job, session_bytes(self.job.lowered.model, False), list[Candidate]()
+        sessions, found = session_bytes(self.lowered.model, False), list[Candidate]()
         for bands, parts in self.ways(refused, most - before, most_copies):
-            if bands not in self._made:  # the same for the same bands, so that it is written once
+            if bands not in self.made:  # the same for the same bands, so that it is written once
                 more = max(0.0, math.fsum(part.seconds for part in parts))  # none where caches save some
                 packed = sum(part.packed for part in parts if not part.shares)
-                write = partial(laid_out, job, job.lowered, job.plain.graph, self.rules, ROWS, bands)
-                self._made[bands] = Candidate(
+                self.made[bands] = Candidate(
                     round(max(part.bytes for part in parts)), sessions + sum(part.session for part in parts),
-                    before + more, partial(write, extra=more, packed=packed, effort=IN_SLICES),
+                    before + more, partial(self.in_slices, bands, more, packed, IN_SLICES),
                 )  # fmt: skip
-            found.append(self._made[bands])
+            found.append(self.made[bands])
         return found
 
     def ways(
         self, refused: Mapping[str, int], most: float = math.inf, most_copies: float = MOST_NODES
-    ) -> list[tuple[tuple[RowBand, ...], list[BandOfRows]]]:
+    ) -> list[tuple[tuple[Band, ...], list[BandOfRows]]]:
         """For ever larger arenas the bands in slices, and all bands, those that run as they are among them.
 
         The arguments are those of `candidates`.
         """
-        alike = dict[object, list[tuple[int, int]]]()
+        alike, outside = dict[object, list[tuple[int, int]]](), np.ones(len(self.nodes), bool)  # steps of no stretch
         for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
             chunk = chunk_of(self.nodes[begin])
             name = (begin, end) if chunk is None else tuple(before_chunks(node) for node in self.nodes[begin:end])
             alike.setdefault((name, chunk and chunk.end - chunk.begin), []).append((begin, end))
+            outside[begin:end] = False
         if not alike:
             return []
-        outside = np.ones(len(self.nodes), bool)  # steps of no stretch
-        for begin, end in self._stretches():
-            outside[begin:end] = False
         whole = float(self.live[outside].max(initial=0)) + float(self.workspace[outside].max(initial=0.0))
         if self.job.outer is not None and whole > WORTH * self.job.plain.total_bytes:
             return []
@@ -254,15 +225,13 @@ class RowSearch:
         else:
             top = self.job.plain.total_bytes
             arenas = [top * 2 ** (-step / STEPS) for step in reversed(range(1, STEPS * HALVINGS + 1))]
-        found: dict[tuple[RowBand, ...], list[BandOfRows]] = {}
+        found: dict[tuple[Band, ...], list[BandOfRows]] = {}
         rooms = [(_bottleneck(one), max(p.bytes for own in one.values() for p in own)) for one, _ in stretches]
         cheapest = cache(lambda place, room, price: _cheapest(stretches[place][0], room, price))
         for arena, price in itertools.product(arenas, PRICES):
             chosen = (cheapest(at, min(max(arena, low), high), price) for at, (low, high) in enumerate(rooms))
             parts = [
-                p if p.band is None else dataclasses.replace(
-                    p, band=dataclasses.replace(p.band, begin=p.band.begin + by, end=p.band.end + by)
-                )
+                p if p.band is None else dataclasses.replace(p, band=_moved(p.band, by))
                 for own, (_, moves) in zip(chosen, stretches, strict=True) for by in moves for p in own
             ]  # fmt: skip
             parts.append(BandOfRows(None, whole))
@@ -274,10 +243,10 @@ class RowSearch:
 
     def _stretches(self) -> Iterator[tuple[int, int]]:
         """Steps one after the other of which none needs an image whole."""
-        whole = [isinstance(rule, Refusal) for rule in self.rules]
+        whole = [isinstance(rule, Refusal) for rule in self.how]
         for (is_whole, _), group in itertools.groupby(range(len(whole)), lambda s: (whole[s], chunk_of(self.nodes[s]))):
             own = list(group)
-            if not is_whole and any(isinstance(self.rules[step], Slicing) for step in own):
+            if not is_whole and any(isinstance(self.how[step], Slicing) for step in own):
                 yield own[0], own[-1] + 1
 
     def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[BandOfRows]]:
@@ -294,7 +263,7 @@ class RowSearch:
     def _places(self, begin: int, end: int) -> list[int]:
         """Where a stretch may be cut: in each part of its steps where the fewest bytes cross."""
         crossing = np.zeros(len(self.nodes) + 2)
-        for buffer in self.buffers:  # written before a step, and read at it or later
+        for buffer in self.storage.buffers:  # written before a step, and read at it or later
             crossing[buffer.start + 1] += buffer.size
             crossing[max(buffer.stop, buffer.start + 1)] -= buffer.size
         crossing = crossing.cumsum()
@@ -308,7 +277,7 @@ class RowSearch:
         """A band as it is, and in slices, each with the number of slices that was looked for."""
         workspace = self.workspace[begin:end].max(initial=0.0)
         found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
-        nodes = dict(zip(self.nodes[begin:end], self.rules[begin:end], strict=True))
+        nodes = dict(zip(self.nodes[begin:end], self.how[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, Slicing)}
         exits = exits_of(own)
         if needs_own(own):
@@ -319,21 +288,20 @@ class RowSearch:
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows:
                 break
-            height = slice_rows(own, asked, 0 if self.asked else self.job.cores)
-            band: RowBand | None = RowBand(begin, end, len(bounds(own, height)), height)
+            band: Band | None = row_band(begin, end, own, slice_rows(own, asked, 0 if self.asked else self.job.cores))
             if band is not None and self.fitted is not None:
                 band = self.fitted(band, own)
-            if band is None or band.slices < 2 or band == found[-1][1].band:
+            if band is None or band.counts[0] < 2 or band == found[-1][1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
             if asked > COARSE and bytes_ > LESS * needed:
                 break
             needed = min(needed, bytes_)
-            needs = max(before + given + bytes_ + workspace / band.slices, before + self.copies * given)
-            part = BandOfRows(band, needs, seconds, more, len(own), packed * (band.slices - 1))
+            needs = max(before + given + bytes_ + workspace / band.counts[0], before + self.copies * given)
+            part = BandOfRows(band, needs, seconds, more, len(own), packed * (band.counts[0] - 1))
             if part.shares and self.job.runs_in_one:
                 break
-            runs = band.slices * run_seconds(part.shares, self.job.cores)
+            runs = band.counts[0] * run_seconds(part.shares, self.job.cores)
             found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
         return found
 
@@ -347,11 +315,11 @@ class RowSearch:
         given = number[(made >= begin) & (made < end) & ((last >= end) | (is_result > 0))]
         return float(self.sizes[np.unique(before)].sum()), float(self.sizes[np.unique(given)].sum())
 
-    def _slice(self, nodes: Mapping[ir.Node, Slicing], band: RowBand) -> tuple[float, float, int]:
+    def _slice(self, nodes: Mapping[ir.Node, Slicing], band: Band) -> tuple[float, float, int]:
         """What a slice from the middle needs: bytes; of all slices seconds and nodes more than whole."""
-        count, parts = band.slices, bounds(nodes, band.rows)
+        (count,), ends = band.counts, band.stages[0].slices
         middle = max(0, count // 2 - 1)
-        slices = row_slices(nodes, [parts[number - 1] for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
+        slices = row_slices(nodes, [ends[number] for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
         own, kept = slices[-2], slices[-2].kept
         size: dict[ir.Value, int] = {}
         done: dict[ir.Value, int] = {}
@@ -377,7 +345,9 @@ class RowSearch:
 
     def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:
         if value not in known:
-            known[value] = row_bytes(value, self.axes[value])
+            shape, axis, dtype = static_shape(value) or (), self.axis_of[value], value.dtype
+            assert dtype is not None
+            known[value] = -(-math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8)
         return known[value]
 
     def _walked(self, one: Slice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
@@ -451,6 +421,11 @@ def _path(
         best[end] = min(candidates)
     total, _, path = best[places[-1]]
     return total, path
+
+
+def _moved(band: Band, by: int) -> Band:
+    """The same band so many steps later."""
+    return Band(tuple(dataclasses.replace(each, begin=each.begin + by, end=each.end + by) for each in band.stages))
 
 
 def asked_for(

@@ -21,21 +21,10 @@ from memonger.ir.tensors import FILES
 from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.model.kept_state import state_of
+from memonger.tiling.axes import BLOCKED, rows_axis
 from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
 from memonger.tiling.slice_check import CheckedCopy, Elements
-from memonger.tiling.slices import (
-    BLOCKED,
-    Band,
-    RowBand,
-    Slice,
-    axes_of_nodes,
-    bounds,
-    emission,
-    exits_of,
-    row_slices,
-    rows_axis,
-    runs_again,
-)
+from memonger.tiling.slices import Band, Slice, axes_of_nodes, emission, exits_of, row_slices, runs_again
 
 _INDEX = 16
 """A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
@@ -209,7 +198,7 @@ class InBands:
 
 
 def in_slices(
-    model: ir.Model, bands: Sequence[Band | RowBand], rules: Sequence[Slicing | Refusal | None], is_ranged: bool = False
+    model: ir.Model, bands: Sequence[Band], rules: Sequence[Slicing | Refusal | None], is_ranged: bool = False
 ) -> InBands:
     """A model in which the nodes of each band run on slices, one slice after the other.
 
@@ -223,7 +212,7 @@ def in_slices(
     Args:
         model: A lowered model, in the order in which it runs: all nodes named, every value with a static shape. Not
             changed.
-        bands: In the model's order, disjoint, of one kind.
+        bands: In the model's order, disjoint; all along rows, or none.
         rules: How each node is cut, or gives rows. None in a band reads whole what the same band computes in slices.
         is_ranged: Whether axes may be shorter than they are. A slice then has those of its elements that there are: a
             Slice's bounds end with its axis. Of what the model's nodes compute for it, no shape is told. Of bands of
@@ -231,7 +220,8 @@ def in_slices(
     """
     copy = model.clone()
     nodes = list(copy.graph)
-    by_rows = any(isinstance(band, RowBand) for band in bands)
+    own_rules = (rule for band in bands for rule in rules[band.begin : band.end])
+    by_rows = any(isinstance(rule, Slicing) and rule.height for rule in own_rules)
     writer = SliceWriter(copy, STRIP if by_rows else WINDOW, is_ranged)
     blocked, block = _blocked(nodes if by_rows else ())
     first, start = 1 + max((chunk.band for chunk in map(chunk_of, nodes) if chunk is not None), default=-1), 0
@@ -242,8 +232,8 @@ def in_slices(
         cut = {node: rule for node, rule in answers if isinstance(rule, Slicing)}
         writer.order += nodes[start : band.begin] + [node for node in own if node not in cut]
         start = band.end
-        one = BandWriter(writer, number, cut, blocked, block, 0 if isinstance(band, RowBand) else band.size)
-        one.write(band.rows) if isinstance(band, RowBand) else one.write_stages(band, nodes)
+        one = BandWriter(writer, number, cut, blocked, block, 0 if by_rows else band.size)
+        one.write(band, nodes)
         written.append(tuple(one.written))
         gone += cut
     writer.order += nodes[start:]
@@ -332,52 +322,50 @@ class BandWriter:
         """Elements of a value for each part of its axis."""
         return (static_shape(value) or ())[axis] // self.size if self.size else 1
 
-    def write(self, rows: int) -> None:
-        """Add copies of the nodes for slices of so many rows, and put together what others read."""
-        parts, begin = bounds(self.nodes, rows), 0
-        for one, (end, _) in zip(row_slices(self.nodes, parts), parts, strict=True):
-            mark, begin = Chunk(self.number, 0, begin, end).mark, end
-            start = self.cut_entries(one)
-            self.add(one)
-            for made in self.writer.order[start:]:
-                made.metadata_props[CHUNK] = mark
-        self.join()
-
-    def write_stages(self, band: Band, nodes: Sequence[ir.Node]) -> None:
-        """Add copies of the nodes for the chunks of all stages, and put together what others read."""
-        writer, start = self.writer, len(self.writer.order)
-        stages = [[node for node in nodes[one.begin : one.end] if node in self.nodes] for one in band.stages]
-        for stage, begin, end in emission(band.stages):
-            tiles = tuple((node, self.nodes[node].copy(begin, end)) for node in stages[stage])
-            self.add(Slice(tiles, {}, {}), Chunk(self.number, stage, begin, end).mark)
+    def write(self, band: Band, nodes: Sequence[ir.Node]) -> None:
+        """Add copies of the nodes for all chunks, and put together what others read; of ``nodes`` the band is some."""
+        chunks, first = list(emission(band.stages)), len(self.writer.order)
+        if self.size:
+            stages = [[node for node in nodes[one.begin : one.end] if node in self.nodes] for one in band.stages]
+            copies = (tuple((n, self.nodes[n].copy(begin, end)) for n in stages[at]) for at, begin, end in chunks)
+            slices = [Slice(tiles, {}, {}) for tiles in copies]
+        else:
+            slices = row_slices(self.nodes, [end for *_, end in chunks])
+        for (stage, begin, end), one in zip(chunks, slices, strict=True):
+            self.add(one, Chunk(self.number, stage, begin, end).mark)
         self.join()
         for value, whole in self.sums.items():
             self._replace(value, whole)
-        writer.order[start:start] = writer.early
-        writer.early.clear()
+        self.writer.order[first:first] = self.writer.early
+        self.writer.early.clear()
 
     def add(self, one: Slice, chunk: str = "") -> None:
-        """Add copies of the nodes for a slice, for which entries are cut; of a `Band` with the mark of their chunk."""
-        order, later = [] if self.size else self.writer.order, dict[ir.Value, list[Piece]]()
-        for node, copy in one.tiles:
-            for value, piece in self._copied(node, copy, order, chunk):
-                if self.size:
+        """Add copies of the nodes for a slice, with the mark of their chunk; of rows what isn't cut for it yet is."""
+        writer = self.writer
+        if self.size:
+            order = list[ir.Node]()
+            for node, copy in one.tiles:
+                for value, piece in self._copied(node, copy, order, chunk):
                     self.pieces.setdefault(value, []).append(piece)
-                    continue
+            writer.order += order
+            return
+        self._cut_entries(one)
+        start, later = len(writer.order), dict[ir.Value, list[Piece]]()
+        for node, copy in one.tiles:
+            for value, piece in self._copied(node, copy, writer.order):
                 if runs_again(node, self.nodes):
                     self.pieces.pop(value, None)
                 later[value] = list(self._kept(value, [*self.pieces.get(value, ()), piece], one.kept.get(value)))
                 self.pieces.setdefault(value, []).append(piece)
                 if value in self.exits:
                     self.collect(value, piece)
-        if self.size:
-            self.writer.order += order
-            return
         for value in [value for value in one.reads if value in self.pieces and value not in later]:
             later[value] = list(self._kept(value, self.pieces[value], one.kept.get(value)))
         self.pieces.update(later)
         self.reads.clear()
         self.cuts.clear()
+        for made in writer.order[start:]:
+            made.metadata_props[CHUNK] = chunk
 
     def join(self) -> None:
         """Put together what others read."""
@@ -401,19 +389,19 @@ class BandWriter:
             self.blocked.add(whole)
         ir.convenience.replace_all_uses_with(value, whole, replace_graph_outputs=True)
 
-    def cut_entries(self, one: Slice) -> int:
-        """Cut what a slice reads of values that are there whole, before all that it runs; where that begins."""
+    def _cut_entries(self, one: Slice) -> None:
+        """Cut what a slice of rows reads of values that are there whole, before all that it runs."""
         written = {value for node in self.nodes for value in node.outputs}
-        for value, intervals in one.reads.items():
-            for rows in intervals if value not in written else ():
-                whole, axis = self.entries.setdefault(value, Piece((0, self.height(value)), value)), self.axes[value]
-                self.cuts[value, axis, rows] = self._cut(value, axis, whole, rows)
-                if rows != whole.rows:
-                    self.writer.order[-1].metadata_props[WINDOW] = "1"
-        return len(self.writer.order)
+        for value, rows in ((v, rows) for v, intervals in one.reads.items() if v not in written for rows in intervals):
+            whole, axis = self.entries.setdefault(value, Piece((0, self.height(value)), value)), self.axes[value]
+            if (value, axis, rows) in self.cuts:
+                continue
+            self.cuts[value, axis, rows] = self._cut(value, axis, whole, rows)
+            if rows != whole.rows:
+                self.writer.order[-1].metadata_props[WINDOW] = "1"
 
     def _copied(
-        self, node: ir.Node, copy: SliceCopy, order: list[ir.Node], chunk: str
+        self, node: ir.Node, copy: SliceCopy, order: list[ir.Node], chunk: str = ""
     ) -> Iterator[tuple[ir.Value, Piece]]:
         """Add a copy of a node, or itself where it gives all; what it gives of each of its outputs."""
         writer, how, (begin, end) = self.writer, self.nodes[node], copy.made

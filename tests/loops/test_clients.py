@@ -38,13 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(model, folder / "before.onnx")
     loaded = load(model).ir
     axes = axes_of(loaded, {"x": 0})
-    made = with_loops(loaded, axes, [Band(axes.values, (SliceStage(0, len(axes.nodes), (0, 1, 2, 3, 4)),))])
+    made = with_loops(loaded, axes, [Band((SliceStage(0, len(axes.nodes), (0, 1, 2, 3, 4)),))])
     assert [node.op_type for node in made.graph] == ["Reshape", "Scan"]
     (folder / "inside.onnx").write_bytes(as_proto(made, "inside").SerializeToString())
     save_model(made, folder / "beside.onnx", limit=0)
     save_model(in_branch(made), folder / "branch.onnx", limit=0)
     stages = SliceStage(0, 2, (0, 1, 2, 3, 4)), SliceStage(2, len(axes.nodes), (0, 2, 4))
-    save_model(with_loops(loaded, axes, [Band(axes.values, stages)]), folder / "nested.onnx")
+    save_model(with_loops(loaded, axes, [Band(stages)]), folder / "nested.onnx")
     return folder
 
 

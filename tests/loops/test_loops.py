@@ -81,7 +81,7 @@ def _axes(model: onnx.ModelProto, axis: int) -> tuple[ir.Model, Axes]:
 
 def _band(axes: Axes, *stages: tuple[int, int, int]) -> Band:
     bounds = {count: tuple(axes.size * n // count for n in range(count + 1)) for _, _, count in stages}
-    return Band(axes.values, tuple(SliceStage(begin, end, bounds[count]) for begin, end, count in stages))
+    return Band(tuple(SliceStage(begin, end, bounds[count]) for begin, end, count in stages))
 
 
 def _check(model: onnx.ModelProto, made: ir.Model) -> None:

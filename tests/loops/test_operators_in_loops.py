@@ -18,9 +18,9 @@ from memonger.loops.rows import with_row_loops
 from memonger.loops.writer import NotInLoopsError
 from memonger.model.load import load
 from memonger.shapes.inference import tell_sizes
+from memonger.tiling.axes import row_rules
 from memonger.tiling.cutting import Slicing
-from memonger.tiling.slices import RowBand, row_rules
-from tests.support.image_networks import Choose, ImageNetwork
+from tests.support.image_networks import Choose, ImageNetwork, rows_of_all
 from tests.support.stock import normal, parse, run_stock, same
 
 
@@ -83,7 +83,7 @@ def _by_rows(model: onnx.ModelProto, rows: int) -> onnx.ModelProto | None:
     if not nodes or len(nodes) < nodes[-1] - nodes[0] + 1:
         return None
     try:
-        made = with_row_loops(loaded, [RowBand(nodes[0], nodes[-1] + 1, 0, rows)])
+        made = with_row_loops(loaded, [rows_of_all(loaded, rows, nodes[0], nodes[-1] + 1)])
     except NotInLoopsError:
         return None
     return ir.serde.serialize_model(made)

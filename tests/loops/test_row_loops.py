@@ -21,9 +21,10 @@ from memonger.loops.writer import NotInLoopsError
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.onnxruntime import onnxruntime
+from memonger.tiling.axes import row_rules
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.slices import RowBand, needs_own, row_rules
-from tests.support.image_networks import ImageNetwork
+from memonger.tiling.slices import Band, needs_own, row_band
+from tests.support.image_networks import ImageNetwork, rows_of_all
 from tests.support.stock import normal, parse, run_stock, same
 
 RESIDUAL = """
@@ -74,7 +75,7 @@ def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False) -> on
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir
     assert not overlap or with_overlap(loaded)
-    made = ir.serde.serialize_model(with_row_loops(loaded, [RowBand(0, len(loaded.graph), 0, rows)]))
+    made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)]))
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -185,8 +186,8 @@ def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool) -> onnx.M
         steps = list(group)
         own = {nodes[step]: rule for step in steps if isinstance(rule := rules[step], Slicing)}
         if is_cut and own and not needs_own(own):
-            bands.append(RowBand(steps[0], steps[-1] + 1, 0, rows))
-    ways: Sequence[list[RowBand]] = [bands, *([band] for band in bands)]
+            bands.append(row_band(steps[0], steps[-1] + 1, own, rows))
+    ways: Sequence[list[Band]] = [bands, *([band] for band in bands)]
     for way in ways:
         try:
             return ir.serde.serialize_model(with_row_loops(loaded, way)) if way else None
@@ -205,7 +206,7 @@ def test_an_old_operator_set_is_refused() -> None:
     loaded = load(_model(RESIDUAL, 40)).ir
     loaded.graph.opset_imports[""] = 8
     with pytest.raises(NotInLoopsError, match="operator set 9 or newer, and the model has 8"):
-        with_row_loops(loaded, [RowBand(0, len(loaded.graph), 0, 8)])
+        with_row_loops(loaded, [rows_of_all(loaded, 8)])
 
 
 def test_a_single_image_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,15 @@ from memonger.lowering.device_form import device_form
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.tiling.axes import axes_of
-from memonger.tiling.chunk_regions import ranges_in_order
-from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.slices import Band, SliceStage, emission
+from memonger.tiling.stages import ranges_in_order
 from memonger.tiling.writer import in_slices
 from tests.support import networks
 from tests.support.stock import normal, parse
 
 Feeds = Mapping[str, np.ndarray]
+
+FIRST: Mapping[str, int] = {"x": 0}
 
 
 def _weights(model: onnx.ModelProto, **arrays: np.ndarray) -> onnx.ModelProto:
@@ -55,17 +56,14 @@ def _names(model: ir.Model, key: str) -> list[str]:
     return [node.metadata_props[key] for node in model.graph if key in node.metadata_props]
 
 
-def _in_slices(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
-    """The model with its nodes cut as bands say."""
-    rules: list[Slicing | Refusal | None] = [None] * model.graph.num_nodes()
-    for band in bands:
-        rules[band.begin : band.end] = axes_of(model, band.axes).nodes[band.begin : band.end]
-    return in_slices(model, bands, rules).model
+def _in_slices(model: ir.Model, bands: Sequence[Band], seeds: Mapping[str, int]) -> ir.Model:
+    """The model with its nodes in bands cut from these axes of values on."""
+    return in_slices(model, bands, axes_of(model, seeds).nodes).model
 
 
-def _check(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
+def _check(model: ir.Model, bands: Sequence[Band], seeds: Mapping[str, int] = FIRST) -> ir.Model:
     """The model in chunks: it gives the same bits, is valid, and every value has a shape that is right."""
-    feeds, made = _feeds(model), _in_slices(model, bands)
+    feeds, made = _feeds(model), _in_slices(model, bands, seeds)
     assert [v.name for v in made.graph.inputs] == [v.name for v in model.graph.inputs]
     assert networks.same_bits(_run(made, feeds), _run(model, feeds))
     assert all(v.shape is not None and v.type is not None for node in made.graph for v in node.outputs if v.name)
@@ -108,7 +106,7 @@ SIXTHS, THIRDS, UNEVEN, HALVES, WHOLE = (0, 1, 2, 3, 4, 5, 6), (0, 2, 4, 6), (0,
 )
 def test_stages_finer_and_coarser_give_the_same_bits(slices: tuple[tuple[int, ...], ...]) -> None:
     model = _unet()
-    _check(model, [Band({"x": 0}, _stages((0, 2, 7, 9), slices))])
+    _check(model, [Band(_stages((0, 2, 7, 9), slices))])
 
 
 def test_chunks_run_as_late_as_they_may() -> None:
@@ -124,7 +122,7 @@ def test_copies_are_marked_and_named_and_the_joined_value_keeps_its_name() -> No
     model.graph.node.insert(0, model.graph.node.pop())  # a node that doesn't depend on the batch, amid those that do
     lowered = portable(load(model)).model
     lowered.graph.node(1).metadata_props["key"] = "kept"
-    made = _check(lowered, [Band({"x": 0}, _stages((0, 2, 3), ((0, 1, 4), (0, 4))))])
+    made = _check(lowered, [Band(_stages((0, 2, 3), ((0, 1, 4), (0, 4))))])
     assert [node.name for node in made.graph] == [
         "Abs_d", "x.chunk0_1/Slice", "Relu_a.chunk0_1", "x.chunk1_4/Slice", "Relu_a.chunk1_4", "a.chunk0_4/Concat",
         "Mul_y"
@@ -132,7 +130,7 @@ def test_copies_are_marked_and_named_and_the_joined_value_keeps_its_name() -> No
     assert _names(made, CHUNK) == ["0.0.0.1", "0.0.1.4"]
     assert _names(made, "key") == ["kept", "kept"]
     assert _names(made, WINDOW) == ["1"] * 3
-    joined = _in_slices(lowered, [Band({"x": 0}, _stages((0, 2), ((0, 1, 4),)))])
+    joined = _in_slices(lowered, [Band(_stages((0, 2), ((0, 1, 4),)))], FIRST)
     assert [(node.name, node.outputs[0].name) for node in joined.graph][-2:] == [
         ("a.chunk0_4/Concat", "a"),
         ("Mul_y", "y"),
@@ -148,7 +146,7 @@ def test_a_node_that_only_told_a_shape_is_gone() -> None:
     for node in lowered.graph:
         node.name = f"{node.op_type}_{node.outputs[0].name}"
         node.outputs[0].shape = node.outputs[0].shape if node.op_type in ("Shape", "Relu") else ir.Shape([4, 2, 3])
-    made = _check(lowered, [Band({"x": 0}, _stages((1, 4), ((0, 2, 4),)))])
+    made = _check(lowered, [Band(_stages((1, 4), ((0, 2, 4),)))])
     assert "Shape" not in {node.op_type for node in made.graph}
     assert "Shape" in {node.op_type for node in lowered.graph}
 
@@ -178,23 +176,21 @@ def _block(batch: int, tokens: int) -> ir.Model:
 
 def test_a_transformer_block_by_rows_reads_keys_and_values_whole() -> None:
     model = _block(1, 16)
-    axes = axes_of(model, {"x": 1})
     end = [str(node.name) for node in model.graph].index("MatMul_scores")
     bands = [
-        Band(axes.values, (SliceStage(0, end, (0, 8, 16)),)),
-        Band(axes.values, _stages((end, end + 6, 22), ((0, 4, 8, 12, 16), (0, 8, 16)))),
+        Band((SliceStage(0, end, (0, 8, 16)),)),
+        Band(_stages((end, end + 6, 22), ((0, 4, 8, 12, 16), (0, 8, 16)))),
     ]
-    made = _check(model, bands)
+    made = _check(model, bands, {"x": 1})
     assert "positions" not in made.graph.initializers
     assert "positions.chunk8_16" in made.graph.initializers
 
 
 def test_rows_of_each_sequence_of_a_batch_in_turn() -> None:
-    by_batch = _check(_block(2, 16), [Band({"x": 0}, (SliceStage(0, 22, (0, 1, 2)),))])
+    by_batch = _check(_block(2, 16), [Band((SliceStage(0, 22, (0, 1, 2)),))])
     names = [str(node.name) for node in by_batch.graph]
-    axes = axes_of(by_batch, {"r.chunk1_2": 1})
     first = names.index("MatMul_f.chunk1_2")
-    made = _check(by_batch, [Band(axes.values, (SliceStage(first, first + 4, (0, 4, 16)),))])
+    made = _check(by_batch, [Band((SliceStage(first, first + 4, (0, 4, 16)),))], {"r.chunk1_2": 1})
     assert "MatMul_f.chunk1_2.chunk4_16" in [node.name for node in made.graph]
 
 
@@ -209,7 +205,7 @@ def test_the_device_form_in_blocked_layout_gives_the_same_bits() -> None:
     assert any(node.domain == "com.microsoft.nchwc" for node in form.model.graph)
     count = form.model.graph.num_nodes()
     bounds = (0, count // 2, count - 1, count)  # the last product by itself: for few rows its kernel takes other ways
-    _check(form.model, [Band({"x": 0}, _stages(bounds, (SIXTHS, THIRDS, WHOLE)))])
+    _check(form.model, [Band(_stages(bounds, (SIXTHS, THIRDS, WHOLE)))])
 
 
 def test_constants_in_files_are_sliced_in_place(tmp_path: object) -> None:
@@ -218,7 +214,7 @@ def test_constants_in_files_are_sliced_in_place(tmp_path: object) -> None:
     path = f"{tmp_path}/model.onnx"
     onnx.save(proto, path, save_as_external_data=True, size_threshold=0, location="data")
     model = portable(load(path)).model
-    made = _check(model, [Band({"x": 1}, (SliceStage(0, 1, (0, 2, 6)),))])
+    made = _check(model, [Band((SliceStage(0, 1, (0, 2, 6)),))], {"x": 1})
     assert all(isinstance(v.const_value, ir.ExternalTensor) for n, v in made.graph.initializers.items() if "table" in n)
 
 
@@ -318,7 +314,7 @@ def test_random_models_in_random_chunks_give_the_same_bits(data: st.DataObject) 
     for begin, end in ranges:
         cuts = sorted({begin, end, *data.draw(st.lists(st.integers(begin, end), max_size=2))})
         bounds = [{0, axes.size, *data.draw(st.lists(st.integers(1, axes.size), max_size=3))} for _ in cuts[1:]]
-        bands.append(Band(axes.values, _stages(cuts, [sorted(each) for each in bounds])))
+        bands.append(Band(_stages(cuts, [sorted(each) for each in bounds])))
     feeds = {"x": np.random.default_rng(0).integers(-1, 2, (4, 6, 4)).astype(np.float32)}
     made = in_slices(model, bands, axes.nodes).model
     onnx.checker.check_model(_proto(made), full_check=True)

@@ -19,13 +19,14 @@ from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.plan_records import Spent
+from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import InSlices
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
-from memonger.tiling.slices import RowBand, exits_of, needs_own, row_rules, rows_in
+from memonger.tiling.slices import exits_of, needs_own, row_band, rows_in
 from memonger.tiling.writer import in_slices
 from tests.support import networks
-from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge
+from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge, rows_of_all
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal, parse
 
@@ -51,7 +52,7 @@ def _in_strips(data: st.DataObject, chain: ImageNetwork) -> None:
     heights = [rows_in(value, tiled) for value in exits_of(tiled)]
     rows, height = min(heights), max(heights)
     count = data.draw(st.integers(2, min(6, rows)))
-    made = in_slices(model, [RowBand(begin, end, count, -(-height // count))], rules).model
+    made = in_slices(model, [row_band(begin, end, tiled, -(-height // count))], rules).model
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     copies: dict[str, list[tuple[int, int]]] = {}
     for node in made.graph:
@@ -258,7 +259,7 @@ def test_an_image_lower_than_a_window_is_cut_all_the_same() -> None:
     model = parse(text, opset=20, ir_version=10)
     model.graph.initializer.append(numpy_helper.from_array(normal(1, 1, 1, 7, 7), "w"))
     lowered = portable(load(model)).model
-    made = in_slices(lowered, [RowBand(0, 1, 3, 1)], row_rules(lowered)).model
+    made = in_slices(lowered, [rows_of_all(lowered, 1)], row_rules(lowered)).model
     feeds = {"x": normal(2, 1, 1, 3, 8)}
     whole = networks.run_stock(networks.stock(model), feeds)
     np.testing.assert_allclose(_run(made, feeds)["y"], whole["y"], rtol=1e-5, atol=1e-5)
@@ -269,7 +270,7 @@ def test_other_bits_in_strips_are_refused_unless_allowed(monkeypatch: pytest.Mon
     (band,) = _plan(_unet(), chunks="strips:4").chunks
 
     def seen(tiles: InSlices, *_: object) -> SeenAlone:
-        own = [tiles.graph.nodes[one.begin : one.end] for one in tiles.bands]
+        own = [tiles.cut.graph.nodes[one.begin : one.end] for one in tiles.bands]
         return SeenAlone({band.last: 1e-7} if any(band.last in names for names in own) else {})
 
     monkeypatch.setattr(InSlices, "seen", seen)

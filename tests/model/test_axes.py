@@ -53,7 +53,7 @@ def test_slices_joined_are_the_whole_along_each_axis_of_each_input(case: Case) -
         for axis in sorted(found):
             _again(model, f"{index}.{axis}")
             bounds = tuple(sorted({0, 1, dims[axis] // 2, dims[axis]}))
-            bands.append(Band({str(value.name): axis}, (SliceStage(len(bands) + 1, len(bands) + 2, bounds),)))
+            bands.append(Band((SliceStage(len(bands) + 1, len(bands) + 2, bounds),)))
             rules.append(answers[axis])
     results = networks.stock(ir.to_proto(in_slices(model, bands, rules).model), "ORT_DISABLE_ALL").run(None, feeds)
     wholes = results[: len(case.outputs)] * len(bands)
@@ -95,7 +95,7 @@ def _ends_shorter(case: Case) -> bool:
         expected = [of_all[elements(place, 0, of_all.shape[place] // size)]]
     else:
         expected = _run(model, shorter, None)
-    ended = _run(model, shorter, Band(cut, (SliceStage(0, 1, (0, 2, size)),)), how)
+    ended = _run(model, shorter, Band((SliceStage(0, 1, (0, 2, size)),)), how)
     for joined, whole in zip(ended, expected, strict=True):
         assert (joined.shape, joined.dtype) == (whole.shape, whole.dtype), case
         np.testing.assert_allclose(joined, whole, rtol=1e-5, atol=1e-5, err_msg=str(case))

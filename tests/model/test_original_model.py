@@ -42,7 +42,7 @@ def small(tmp_path: Path) -> Path:
     """The file in a loop of four slices that keeps its original, weights beside it."""
     loaded = load(_original(), batch=4).ir
     axes = axes_of(loaded, {"x": 0})
-    made = with_loops(loaded, axes, [Band(axes.values, (SliceStage(0, len(axes.nodes), (0, 1, 2, 3, 4)),))])
+    made = with_loops(loaded, axes, [Band((SliceStage(0, len(axes.nodes), (0, 1, 2, 3, 4)),))])
     original_model.embed(made, load_as_is(_original()).ir)
     save_model(made, tmp_path / "small.onnx", limit=0)
     return tmp_path / "small.onnx"

@@ -129,7 +129,7 @@ def test_parts_of_a_parameter_are_updated_where_it_lies() -> None:
 def test_products_are_summed_up_over_as_many_elements_as_a_whole_one_is() -> None:
     """onnxruntime adds 128 products at a time to the result: so the bits are the same."""
     whole = planned("scores", "off")
-    order, _, _, ranges = regions_of(whole.model, whole.graph, {})
+    order, _, ranges = regions_of(whole.model, whole.graph, {})
     summed = [part for part in ranges if part.stride]
     assert summed
     assert all(bound % 128 == 0 for part in summed for level in part.levels for bound in level)

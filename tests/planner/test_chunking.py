@@ -23,10 +23,10 @@ from memonger.planner.search_plan import prepare
 from memonger.runtime import onnxruntime as runtime
 from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
-from memonger.tiling import chunk_times, chunking
+from memonger.tiling import chunk_times, chunking, stages
 from memonger.tiling.axes import axes_of
 from memonger.tiling.candidates import Candidate
-from memonger.tiling.chunk_regions import ranges_in_order, slice_levels
+from memonger.tiling.stages import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -341,7 +341,7 @@ def test_no_way_takes_less_than_what_says_that_it_need_not_be_written(monkeypatc
         ways.append(Candidate(*given))
         return ways[-1]
 
-    monkeypatch.setattr(chunking, "Candidate", noted)
+    monkeypatch.setattr(stages, "Candidate", noted)
     monkeypatch.setattr(chunking, "NEXT_TO", 100.0)
     assert plan(convolutions(24), max_overhead=10.0).chunks
     written = [way for way in ways if "written" in vars(way)]

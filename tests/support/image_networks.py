@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 import memonger
 from memonger.errors import PlanError, SessionError
+from memonger.tiling.axes import row_rules
+from memonger.tiling.cutting import Slicing
+from memonger.tiling.slices import Band, row_band
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal
@@ -328,3 +332,10 @@ def judge(network: ImageNetwork, strips: int, device: str) -> tuple[str, str]:
     if not all(np.allclose(poisoned[name], ours[name], 1e-3, 1e-3) for name in ours):
         return "dies early", "a value that is still needed is written over"
     return "same", f"{sum(band.runs for band in plan.chunks)} nodes"
+
+
+def rows_of_all(model: ir.Model, rows: int, begin: int = 0, end: int | None = None) -> Band:
+    """Some nodes of a model, or all, in slices of so many rows."""
+    rules, stop = row_rules(model), len(model.graph) if end is None else end
+    own = list(zip(model.graph, rules, strict=True))[begin:stop]
+    return row_band(begin, stop, {node: rule for node, rule in own if isinstance(rule, Slicing)}, rows)
