@@ -10,7 +10,8 @@ before.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from memonger.schedule.solution import IN_SLICES
 from memonger.tiling.axes import BLOCKED, Axes, row_rules, rows_axis
 from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, CutModel, ToSlice
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
-from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.cutting import Interval, Refusal, Slicing
 from memonger.tiling.slices import Band, Slice, exits_of, needs_own, row_band, row_slices, rows_in, slice_rows
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
@@ -168,7 +169,7 @@ class RowSearch(CutModel):
         self.asked, self.lines, self.copies, self.fitted = asked, lines, results, fitted
         self.steps = {node: step for step, node in enumerate(self.nodes)}
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
-        self.axis_of = self.axes_in(0, len(self.nodes))
+        self.row_bytes = {v: _row_bytes(v, axis) for v, axis in self.axes_in(0, len(self.nodes)).items()}
         graph, storage = self.graph, self.storage
         last, outputs = last_reads(graph), frozenset(graph.outputs)
         self.buffer_of = dict(zip(graph.values, storage.of_value, strict=True))
@@ -208,9 +209,17 @@ class RowSearch(CutModel):
 
         The arguments are those of `candidates`.
         """
-        alike, outside = dict[object, list[tuple[int, int]]](), np.ones(len(self.nodes), bool)  # steps of no stretch
-        for begin, end in self._stretches():  # of slices of one length, of which the last has most around it
-            chunk = chunk_of(self.nodes[begin])
+        # Stretches: steps one after the other of which none needs an image whole. Of those of slices of one length all
+        # do the same, and the last has most around it
+        alike, outside = dict[object, list[tuple[int, int]]](), np.ones(len(self.nodes), bool)
+        steps = range(len(self.nodes))
+        for key, group in itertools.groupby(
+            steps, lambda s: (isinstance(self.how[s], Refusal), chunk_of(self.nodes[s]))
+        ):
+            (is_whole, chunk), own = key, list(group)
+            if is_whole or not any(isinstance(self.how[step], Slicing) for step in own):
+                continue
+            begin, end = own[0], own[-1] + 1
             name = (begin, end) if chunk is None else tuple(before_chunks(node) for node in self.nodes[begin:end])
             alike.setdefault((name, chunk and chunk.end - chunk.begin), []).append((begin, end))
             outside[begin:end] = False
@@ -240,14 +249,6 @@ class RowSearch(CutModel):
             if bands and not is_slow and sum(part.nodes + part.own for part in parts) <= most_copies:
                 found.setdefault(bands, parts)
         return sorted(found.items(), key=lambda way: max(part.bytes for part in way[1]))
-
-    def _stretches(self) -> Iterator[tuple[int, int]]:
-        """Steps one after the other of which none needs an image whole."""
-        whole = [isinstance(rule, Refusal) for rule in self.how]
-        for (is_whole, _), group in itertools.groupby(range(len(whole)), lambda s: (whole[s], chunk_of(self.nodes[s]))):
-            own = list(group)
-            if not is_whole and any(isinstance(self.how[step], Slicing) for step in own):
-                yield own[0], own[-1] + 1
 
     def _parts(self, begin: int, end: int, refused: Mapping[str, int]) -> dict[tuple[int, int], list[BandOfRows]]:
         """Bands between places of a stretch: as they are, and in slices, fewer than those that were refused."""
@@ -279,18 +280,16 @@ class RowSearch(CutModel):
         found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
         nodes = dict(zip(self.nodes[begin:end], self.how[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, Slicing)}
-        exits = exits_of(own)
         if needs_own(own):
             return found
-        rows = min((rows_in(value, own) for value in exits), default=0)
+        rows = min((rows_in(value, own) for value in exits_of(own)), default=0)
         (before, given), needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows:
                 break
             band: Band | None = row_band(begin, end, own, slice_rows(own, asked, 0 if self.asked else self.job.cores))
-            if band is not None and self.fitted is not None:
-                band = self.fitted(band, own)
+            band = self.fitted(band, own) if self.fitted is not None and band is not None else band
             if band is None or band.counts[0] < 2 or band == found[-1][1].band:
                 continue
             bytes_, seconds, more = self._slice(own, band)
@@ -321,15 +320,11 @@ class RowSearch(CutModel):
         middle = max(0, count // 2 - 1)
         slices = row_slices(nodes, [ends[number] for number in sorted({1, middle, middle + 1, middle + 2} - {0})])
         own, kept = slices[-2], slices[-2].kept
-        size: dict[ir.Value, int] = {}
-        done: dict[ir.Value, int] = {}
-        for one in slices[:-1]:
-            for node, copy in one.tiles:
-                done.update(dict.fromkeys(node.outputs, copy.rows[1]))
-        kept_bytes = sum(max(0, done[v] - first) * self._row(v, size) for v, first in kept.items() if v in done)
+        done = {v: copy.rows[1] for one in slices[:-1] for node, copy in one.tiles for v in node.outputs}
+        kept_bytes = sum(max(0, done[v] - first) * self.row_bytes[v] for v, first in kept.items() if v in done)
         lines = float(self.lines * kept_bytes)
-        peak, nodes_more, moved = self._walked(own, size)
-        peak = max(peak, self._walked(slices[0], size)[0] - lines)  # the first computes what others read around it
+        peak, nodes_more, moved = self._walked(own)
+        peak = max(peak, self._walked(slices[0])[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
         seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
         for node in nodes:
@@ -343,30 +338,18 @@ class RowSearch(CutModel):
             seconds += more * self.job.works[str(node.name)].product_seconds(cores)
         return lines + peak, seconds, count * (nodes_more + len(own.tiles)) - len(nodes)
 
-    def _row(self, value: ir.Value, known: dict[ir.Value, int]) -> int:
-        if value not in known:
-            shape, axis, dtype = static_shape(value) or (), self.axis_of[value], value.dtype
-            assert dtype is not None
-            known[value] = -(-math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8)
-        return known[value]
-
-    def _walked(self, one: Slice, size: dict[ir.Value, int]) -> tuple[float, int, float]:
+    def _walked(self, one: Slice) -> tuple[float, int, float]:
         """The most bytes that are alive within a slice, and what is cut and joined for it: nodes and bytes."""
-        left = dict[ir.Value, int]()
-        for node, copy in one.tiles:
-            for index in copy.inputs:
-                value = node.inputs[index]
-                assert value is not None
-                left[value] = left.get(value, 0) + 1
+        left = Counter(node.inputs[index] for node, copy in one.tiles for index in copy.inputs)
         live = peak = moved = 0.0
-        more, rows_of, taken = 0, dict[ir.Value, tuple[int, int]](), set[tuple[ir.Value, tuple[int, int]]]()
+        more, rows_of, taken = 0, dict[ir.Value, Interval](), set[tuple[ir.Value, Interval]]()
         for node, copy in one.tiles:
             beside, reused = 0.0, False
             for index, rows in copy.inputs.items():
                 value = node.inputs[index]
                 assert value is not None
                 left[value] -= 1
-                own, there = (rows[1] - rows[0]) * self._row(value, size), rows_of.get(value, (0, 0))
+                own, there = (rows[1] - rows[0]) * self.row_bytes[value], rows_of.get(value, (0, 0))
                 if there != rows:
                     beside += own
                     peak = max(peak, live + beside)
@@ -377,15 +360,22 @@ class RowSearch(CutModel):
                 if not left[value]:
                     buffer = self.buffer_of.get(str(value.name), -1)
                     reused = reused or buffer == self.buffer_of.get(str(node.outputs[0].name), -2)
-                    gone = (there[1] - there[0]) * self._row(value, size)
+                    gone = (there[1] - there[0]) * self.row_bytes[value]
                     live -= gone
                     beside += gone if there == rows else 0.0
-            given = float(sum((copy.made[1] - copy.made[0]) * self._row(v, size) for v in node.outputs if v.name))
+            given = float(sum((copy.made[1] - copy.made[0]) * self.row_bytes[v] for v in node.outputs if v.name))
             peak = max(peak, live + beside + (0.0 if reused else given))
             for value in (v for v in node.outputs if left.get(v)):
                 rows_of[value] = copy.rows
-                live += (copy.rows[1] - copy.rows[0]) * self._row(value, size)
+                live += (copy.rows[1] - copy.rows[0]) * self.row_bytes[value]
         return peak, more, moved
+
+
+def _row_bytes(value: ir.Value, axis: int) -> int:
+    """Bytes of a row of an image, whose rows are this axis."""
+    shape, dtype = static_shape(value) or (), value.dtype
+    assert dtype is not None
+    return -(-math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * dtype.bitwidth // 8)
 
 
 def _bottleneck(parts: Mapping[tuple[int, int], Sequence[BandOfRows]]) -> float:

@@ -10,7 +10,7 @@ import pytest
 import memonger
 from memonger.ir.marks import CHUNK
 from memonger.planner import chunk_timing, search_plan
-from tests.planner.test_chunking import convolutions
+from tests.tiling.test_chunking import convolutions
 
 PERCEPTRON = onnx.parser.parse_model(
     """<ir_version: 10, opset_import: ["": 20]> g (float[n, 4] x) => (float[n, 4] y)
