@@ -396,9 +396,10 @@ class BandWriter:
             whole, axis = self.entries.setdefault(value, Piece((0, self.height(value)), value)), self.axes[value]
             if (value, axis, rows) in self.cuts:
                 continue
-            self.cuts[value, axis, rows] = self._cut(value, axis, whole, rows)
-            if rows != whole.rows:
-                self.writer.order[-1].metadata_props[WINDOW] = "1"
+            piece = self.cuts[value, axis, rows] = self._cut(value, axis, whole, rows)
+            part = piece.view if piece.value is None else piece.value
+            if rows != whole.rows and part is not None and (cut := part.producer()) is not None:
+                cut.metadata_props[WINDOW] = "1"
 
     def _copied(
         self, node: ir.Node, copy: SliceCopy, order: list[ir.Node], chunk: str = ""

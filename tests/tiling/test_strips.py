@@ -229,6 +229,23 @@ def test_attention_in_an_image_network_runs_by_rows_of_its_queries() -> None:
     np.testing.assert_allclose(memonger.Session(made).run(feeds)["y"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_a_state_of_one_channel_goes_with_strips(device: str) -> None:
+    """Its rows are stretches of it, which are read before any strip writes over them."""
+    text = """g (float[1, 1, 48, 64] x, float[1, 1, 48, 64] h) => (float[1, 1, 48, 64] y, float[1, 1, 48, 64] next) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w0) b = Conv <pads = [1, 1, 1, 1]> (h, w0) c = Add (a, b) d = Relu (c)
+        next = Conv <pads = [1, 1, 1, 1]> (d, w1) y = Relu (next) }"""
+    model = parse(text, opset=20, ir_version=10)
+    for number, shape in enumerate(((32, 1, 3, 3), (1, 32, 3, 3))):
+        model.graph.initializer.append(numpy_helper.from_array(normal(number, *shape), f"w{number}"))
+    made, whole = (_plan(model, device, state={"h": "next"}, chunks=chunks) for chunks in ("strips:4", "off"))
+    assert made.arena_bytes < 0.6 * whole.arena_bytes
+    sessions = memonger.Session(made), memonger.Session(whole)
+    for run in range(3):
+        x = {"x": normal(run + 5, 1, 1, 48, 64)}
+        assert networks.same_bits(*(session.run(x) for session in sessions))
+
+
 def test_a_budget_is_held_by_strips() -> None:
     model = _tall()
     whole = _plan(model, chunks="off")
