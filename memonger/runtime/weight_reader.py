@@ -51,6 +51,9 @@ _MEASURED, _BLOCK = 32 * MiB, 4 * MiB
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
 
+_BEHIND = 16
+"""Updated weights of which the system is asked again to let go: the first time it begins to write them."""
+
 _ALL = 16
 """Every so many looks are at all weights that are left: of some no step may read the page that is looked at."""
 
@@ -97,7 +100,8 @@ class WeightReader:
     """
 
     def __init__(self, schedule: ReadSchedule) -> None:
-        self._files = [_DataFile(path) for path in schedule.files]
+        updated = {read.span.file for read in schedule.reads if read.is_updated}
+        self._files = [_DataFile(path, number in updated) for number, path in enumerate(schedule.files)]
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
         self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead)
@@ -210,10 +214,11 @@ def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
 
 
 class _DataFile:
-    """A file that weights lie in, as it was when it was opened."""
+    """A file that weights lie in, as it was when it was opened; or one of the session's that steps update."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, is_updated: bool = False) -> None:
+        self.path, self.is_updated = path, is_updated
+        self.name = os.path.basename(os.readlink(path) if is_updated else path)
         try:
             self.descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -226,6 +231,8 @@ class _DataFile:
         Raises:
             SessionError: it isn't.
         """
+        if self.is_updated:
+            return
         now, then = os.fstat(self.descriptor), self.status
         is_as_it_was = (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
         if now.st_nlink == then.st_nlink:  # else a name came or went, which changes that time and no byte
@@ -276,6 +283,7 @@ class _Follower:
         self._before = [-1] * len(schedule.reads)  # the time before that steps read the same place, or an equal weight
         self._is_there, self._ahead = [False] * len(schedule.reads), 0
         self._is_short = False
+        self._behind: list[FileSpan] = []  # what was updated last, which the disk may not have yet
 
     # By the thread that runs the plan
 
@@ -299,7 +307,7 @@ class _Follower:
 
         Mappings of before are of other sessions: who uses an address of theirs may find that it is another's by then.
         """
-        maps = [one for one in _maps(self._files) if one not in before]
+        maps = [one for one in _maps(self._files) if one not in before or self._files[one.file].is_updated]
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             for one in maps:
                 _drop(pages.fileno(), one.address, one.length)
@@ -412,9 +420,12 @@ class _Follower:
         self._is_there[number] = False
         for address, length in self._pieces[number]:
             _drop(pages, address, length)
-        span = self._schedule.reads[number].span
+        read = self._schedule.reads[number]
         if self._is_short:
-            os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+            self._behind += [read.span]
+            for span in self._behind:
+                os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+            self._behind = self._behind[-_BEHIND:] if read.is_updated else self._behind[:-1]
 
 
 def _drop(pages: int, address: int, length: int) -> None:
@@ -441,7 +452,7 @@ class _Map(NamedTuple):
 
 def _maps(files: list[_DataFile]) -> list[_Map]:
     """Where files are mapped in this process."""
-    numbers = {(one.status.st_ino, os.path.basename(one.path)): number for number, one in enumerate(files)}
+    numbers = {(one.status.st_ino, one.name): number for number, one in enumerate(files)}
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, offset, _, inode, *name = line.split(maxsplit=5)
