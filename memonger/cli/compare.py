@@ -134,9 +134,10 @@ def reading_lines(plan: Plan, last: Reading | None, why_not: str, speed: float |
         if speed:
             alone = format_seconds(last.nbytes / speed)
             disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
+        written = f" {format_size(last.written_bytes)} of them were written back." if last.written_bytes else ""
         yield (
             f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}; all else came from "
-            "the system's cache."
+            f"the system's cache.{written}"
         )
         if last.waited > SLOW * last.seconds:
             yield (

@@ -218,10 +218,10 @@ def largest_at_once(reads: Sequence[Read]) -> int:
 def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
 
-    Of all choices that are tried it is the one that reads and writes the fewest bytes in a run. A choice keeps all weights above
-    some size, as these make the window large, and all that are read more often than some number of times; and of the
-    others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in one place
-    and wait in another. A weight is kept in all of its forms or in none.
+    Of all choices that are tried it is the one that reads and writes the fewest bytes in a run. A choice keeps all
+    weights above some size, as these make the window large, and all that are read more often than some number of times;
+    and of the others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in
+    one place and wait in another. A weight is kept in all of its forms or in none.
 
     Returns: None where all fit.
 

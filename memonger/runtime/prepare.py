@@ -154,8 +154,8 @@ def reads_of(
             continue
         if read.updated:
             if read.name in state:  # else this system holds no window
-                path, *where = state[read.name]
-                span = FileSpan(files.setdefault(path, len(files)), *where, ahead=True)
+                path, begin, length = state[read.name]
+                span = FileSpan(files.setdefault(path, len(files)), begin, length, ahead=True)
                 reads.append(WeightRead(first, last, span, read.resident, is_updated=True))
             continue
         tensor = weights[read.name].const_value

@@ -13,6 +13,7 @@ import ctypes
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -57,23 +58,25 @@ class FileArena(Arena):
         what = f"{folder} can't have a file for {format_size(length)} of training state, which the plan leaves on disk"
         hint = f"Say where else ({option('state_folder', 'FOLDER')}), or plan with a larger {option('budget')}."
         try:
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is open as long as it is mapped
-            os.posix_fallocate(self._file.fileno(), 0, length)  # no room later would end the process (SIGBUS)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                os.posix_fallocate(file.fileno(), 0, length)  # no room later would end the process (SIGBUS)
+                self._file = os.dup(file.fileno())
         except OSError as error:
             raise SessionError(f"{what}: {error.strerror or error}. {hint}") from error
-        self.path = f"/proc/self/fd/{self._file.fileno()}"
+        weakref.finalize(self, os.close, self._file)
+        self.path = f"/proc/self/fd/{self._file}"
         map_at = process_memory.libc().mmap
         map_at.restype = ctypes.c_void_p
         map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
-        if map_at(self.address + begin, length, access, flags, self._file.fileno(), 0) != self.address + begin:
+        if map_at(self.address + begin, length, access, flags, self._file, 0) != self.address + begin:
             raise SessionError(f"{what}: it can't be mapped. {hint}")
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """See `Arena.read`. Of the file no more than what is read is in memory then."""
         if offset >= self.begin:
             self._map.madvise(mmap.MADV_DONTNEED, self.begin)
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         return super().read(offset, dtype, shape, copy=copy)
 
 

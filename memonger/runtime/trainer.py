@@ -303,6 +303,7 @@ class Trainer:
     def _take_over(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Write the whole state."""
         with interrupts_later():
+            self._torn = True  # until all of it is there: reading one may fail
             for name, array in tensors.items():
                 self._store(name).fill(name, array)
             self._forget_accumulated()
@@ -315,7 +316,7 @@ class Trainer:
             SessionError: the file can't be written.
         """
         self._check_not_released()
-        states.save(self._as_state({name: self._array(name) for name in self._saved()}), Path(path))
+        states.save(self._as_state(states.Tensors(self._saved(), self._array)), Path(path))
 
     def _as_state(self, tensors: Mapping[str, np.ndarray]) -> states.State:
         """These tensors, and where the training stands."""

@@ -71,6 +71,7 @@ class Reading:
 
     Attributes:
         nbytes: Bytes that passed through the window.
+        written_bytes: Those that steps had updated, and that were written behind them.
         disk_bytes: What the process had the system fetch from the disk meanwhile; all else was in its cache.
         seconds: What the run took.
         waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
@@ -80,6 +81,7 @@ class Reading:
     """
 
     nbytes: int
+    written_bytes: int
     disk_bytes: int
     seconds: float
     waited: float
@@ -105,6 +107,7 @@ class WeightReader:
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
         self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead)
+        self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_updated})
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
@@ -141,7 +144,7 @@ class WeightReader:
             with self._at("run"):
                 yield
             took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
-            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most)
+            self.last = Reading(self._nbytes, self._written, disk, took, min(took, follower.waited), follower.most)
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:

@@ -261,7 +261,7 @@ def test_a_slow_disk_is_told(plan: memonger.Plan, tmp_path: Path) -> None:
         assert weight_reader._waits(task) is waits
         os.close(task)
     for waited, lines in ((0.1, 1), (0.5, 2)):
-        last = weight_reader.Reading(100 * MIB, 90 * MIB, 1.0, waited, MIB)
+        last = weight_reader.Reading(100 * MIB, 0, 90 * MIB, 1.0, waited, MIB)
         said = list(compare.reading_lines(plan, last, "", 200.0 * MIB))
         assert len(said) == lines
         assert "90.0 MiB from the disk, which gives 200 MiB a second (500 ms for all of it)" in said[0]
