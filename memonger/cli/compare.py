@@ -65,8 +65,9 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
     )
     lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
     for reader in session.weight_readers:  # of the one plan
-        record.update(reading_record(reader.last, reader.why_not, reader.disk_speed))
-        lines += reading_lines(plan, reader.last, reader.why_not, reader.disk_speed)
+        said = reader.said
+        record.update(reading_record(*said))
+        lines += reading_lines(plan, *said)
     return CommandResult(shown_of(plan, outputs), record, lines=tuple(lines), saved=outputs)
 
 

@@ -176,7 +176,8 @@ def run(job: StepsJob) -> None:
             state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
             write_arrays(job.outputs, stepper.outputs() | state)
             readers = stepper.weight_readers if isinstance(stepper, Trainer) else ()
-            return {"readings": [(one.last and asdict(one.last), one.why_not, one.disk_speed) for one in readers]}
+            said = [one.said for one in readers]
+            return {"readings": [(last and asdict(last), *rest) for last, *rest in said]}
         times, found = list[float](), list[float]()
         for _ in range(request["runs"]):
             begin = time.perf_counter()

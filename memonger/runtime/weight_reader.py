@@ -15,7 +15,6 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 """
 
 import ctypes
-import mmap
 import os
 import sys
 import threading
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.errors import SessionError
-from memonger.runtime import process_memory
+from memonger.runtime import disk, process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
 from memonger.units import MiB
 
@@ -44,9 +43,6 @@ _LOADING_PAUSE = 5e-3
 
 _READ_MEANWHILE = 4 * MiB
 """Bytes of files that a session may have read, while it is made, before packed copies are let go."""
-
-_MEASURED, _BLOCK = 32 * MiB, 4 * MiB
-"""Bytes that are read to measure a disk, and how many at once."""
 
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -140,11 +136,13 @@ class WeightReader:
         with self._one_run:
             for file in self._files:
                 file.check()
-            begin, fetched = time.perf_counter(), _fetched()
+            begin, fetched = time.perf_counter(), disk.fetched()
             with self._at("run"):
                 yield
-            took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
-            self.last = Reading(self._nbytes, self._written, disk, took, min(took, follower.waited), follower.most)
+            took, fetched_bytes, follower = time.perf_counter() - begin, disk.fetched() - fetched, self._follower
+            self.last = Reading(
+                self._nbytes, self._written, fetched_bytes, took, min(took, follower.waited), follower.most
+            )
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -163,7 +161,12 @@ class WeightReader:
 
         None where that can't be measured, as of a file that lies in memory (tmpfs).
         """
-        return _disk_speed(self._files[0].path)
+        return disk.speed(self._files[0].path)
+
+    @property
+    def said(self) -> tuple[Reading | None, str, float | None]:
+        """What there is to say: what the last run took, `why_not`, and `disk_speed` where that run read the disk."""
+        return self.last, self.why_not, self.disk_speed if self.last is not None and self.last.disk_bytes else None
 
     def close(self) -> None:
         """End the thread, and close the files."""
@@ -365,7 +368,7 @@ class _Follower:
         reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for span in {read.span for read in reads})
-        tasks, looked = _others(), time.perf_counter()
+        tasks, looked = disk.other_threads(), time.perf_counter()
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
@@ -378,7 +381,7 @@ class _Follower:
             self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
             before, looked = looked, time.perf_counter()
-            self.waited += looked - before if any(map(_waits, tasks)) else 0.0
+            self.waited += looked - before if any(map(disk.waits, tasks)) else 0.0
             if is_over:
                 break
         for task in tasks:
@@ -483,52 +486,3 @@ def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
 def _file_bytes() -> int:
     """Bytes of mapped files that are present in this process."""
     return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
-
-
-def _others() -> list[int]:
-    """Of each other thread of this process a descriptor of what the system says of it."""
-    found = []
-    for name in os.listdir("/proc/self/task"):
-        if int(name) != threading.get_native_id():
-            with suppress(OSError):  # it has ended meanwhile
-                found.append(os.open(f"/proc/self/task/{name}/stat", os.O_RDONLY))
-    return found
-
-
-def _waits(task: int) -> bool:
-    """Whether a thread waits for a disk."""
-    try:
-        return os.pread(task, 256, 0).rpartition(b") ")[2].startswith(b"D")
-    except OSError:  # it has ended
-        return False
-
-
-def _disk_speed(path: str) -> float | None:
-    """Bytes a second that reading a file gives past the system's cache; None where that can't be."""
-    if not hasattr(os, "O_DIRECT"):
-        return None
-    read, begin = 0, time.perf_counter()
-    with mmap.mmap(-1, _BLOCK) as buffer:  # whose address is that of a page, as reading past the cache takes
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            return None
-        try:
-            while read < _MEASURED and (got := os.preadv(file, [buffer], read)):
-                read += got // _PAGE * _PAGE
-                if got % _PAGE:
-                    break
-        except OSError:
-            return None
-        finally:
-            os.close(file)
-    return read / (time.perf_counter() - begin) if read else None
-
-
-def _fetched() -> int:
-    """Bytes that this process had fetched from disks; 0 where the system doesn't count them."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
