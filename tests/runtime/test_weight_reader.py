@@ -240,7 +240,6 @@ def test_a_model_with_its_weights_inside_is_planned_below_them(tmp_path: Path, e
     assert said.exit_code == 0
     (data,) = tmp_path.glob("planned.onnx.*.data")
     assert ("Reading through the window costs" in said.output) == (disk.speed(str(data)) is not None)
-    plan = memonger.Plan.load(tmp_path / "planned.onnx")
     with memonger.Session(tmp_path / "planned.onnx") as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
         assert not session.weight_readers[0].why_not
