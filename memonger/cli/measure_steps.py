@@ -215,7 +215,7 @@ class MeasuredTrainer(MeasuredSession):
         self.losses.extend(answer["losses"])
 
     def save(self, *, with_state: bool) -> None:
-        """Have outputs written, and the state; ``readings`` then says what the last step read of weights in the file."""
+        """Have outputs, and the state, written; ``readings`` then says what the last step read of files."""
         found = self.ask({"save": with_state})["readings"]
         self.readings = [(last and Reading(**last), *rest) for last, *rest in found]
 
