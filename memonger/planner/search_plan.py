@@ -378,8 +378,9 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
         return found
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
         reads = weight_reads(job.lowered.model, job.request.graph)
-        bound = min(error.lower_bound for error in refusals)
-        bound += max(read.resident for read in reads) - largest_at_once(reads)
+        largest = max(read.resident for read in reads)
+        bound = min(error.lower_bound for error in refusals) + largest - largest_at_once(reads)
+        bound = max(bound, job.request.base + sum(read.own - read.nbytes for read in reads) + largest)
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
         refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
