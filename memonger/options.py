@@ -55,9 +55,9 @@ class Options:
         precision: ``float16`` or ``bfloat16``: train in mixed precision, see `memonger.to_mixed_precision`.
         device: ``none``, ``cpu``, ``cuda:N``; None: the CPU where onnxruntime is installed, else none.
         budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose total,
-            arena with workspace, parameters and inputs, is no more. On the CPU it may be smaller than the parameters of
-            inference, and than those that are frozen in training: some then stay in the plan's file
-            (`memonger.Plan.resident_parameter_bytes`).
+            arena with workspace, parameters and inputs, is no more. On the CPU it may be smaller than the parameters,
+            and than the optimizer's state: some then stay in the plan's file, and of what is trained in one of the
+            session's (`memonger.Plan.resident_parameter_bytes`).
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.

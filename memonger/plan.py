@@ -20,7 +20,7 @@ from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
-from memonger.graph.weight_window import bytes_read, resident_bytes, weight_reads, what_is_wrong
+from memonger.graph.weight_window import Read, bytes_read, bytes_written, resident_bytes, weight_reads, what_is_wrong
 from memonger.ir import training_roles
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.packed import second_copies
@@ -229,7 +229,7 @@ class Plan(BasePlan, Header):
         """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file."""
         if self.window is None:
             return self.parameter_bytes
-        return resident_bytes(weight_reads(self.model), self.window, self.parameter_bytes)
+        return resident_bytes(weight_reads(self.model, self.graph), self.window, self.parameter_bytes)
 
     @property
     def kept_parameter_bytes(self) -> int:
@@ -238,9 +238,23 @@ class Plan(BasePlan, Header):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that a run reads from the plan's file, through its `window`; 0 without one."""
+        """Bytes that a run reads from files through its `window`: weights of the plan's, state of the session's."""
+        return sum(map(bytes_read, self._reads_in_window))
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of what a training step updates that it writes to the session's file, behind the `window`."""
+        return sum(map(bytes_written, self._reads_in_window))
+
+    @cached_property
+    def state_in_file(self) -> Mapping[str, int]:
+        """What a training step updates that lies in a file of the session's, in the order of the updates: its bytes."""
+        return {read.name: read.nbytes for read in self._reads_in_window if read.updated}
+
+    @cached_property
+    def _reads_in_window(self) -> "tuple[Read, ...]":
         named = set() if self.window is None else set(self.window.weights)
-        return sum(bytes_read(read) for read in weight_reads(self.model) if read.name in named) if named else 0
+        return tuple(read for read in weight_reads(self.model, self.graph) if read.name in named) if named else ()
 
     @property
     def input_bytes(self) -> int:
@@ -344,7 +358,7 @@ class Plan(BasePlan, Header):
             return None
         tensors = self.total_bytes - self.resident_parameter_bytes + self._weights_in_process.own
         if self.training is not None:
-            tensors += sum(self._persistent_sizes.values())
+            tensors += sum(self._persistent_sizes.values()) - sum(self.state_in_file.values())
         else:
             results = {value for value in self.model.graph.outputs if value.name not in self.state.values()}
             tensors += sum(nbytes(value) or 0 for value in results)
@@ -591,7 +605,7 @@ class Plan(BasePlan, Header):
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # No inference has seen this model: its attributes can be of any type and out of range.
             raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
-        wrong = "" if record.window is None else what_is_wrong(weight_reads(model), record.window)
+        wrong = "" if record.window is None else what_is_wrong(weight_reads(model, graph), record.window)
         if wrong:
             raise PlanFileError(f"{path}: its plan is malformed: {wrong}.")
         number = {name: value for value, name in enumerate(graph.values)}

@@ -58,6 +58,10 @@ class TrainingSession(Trainer):
         intra_op_threads: Threads within a node; 0 is the plan's own setting.
         check_order: See `memonger.Session`.
         cuda_graph: Of evaluations, see `memonger.Session`. A step is never captured: its loss is looked at midway.
+        state_folder: A folder on a disk for what is trained, and the optimizer's state, as far as the plan leaves them
+            in a file (`memonger.Plan.state_in_file`). That file has no name, and is gone when the process ends: `save`
+            writes what is to be kept. None: the folder of a plan that is given by its path, else the system's for
+            temporary files.
 
     Attributes:
         learning_rate: Used by each step that isn't given another; the optimizer's own at first.
@@ -70,7 +74,8 @@ class TrainingSession(Trainer):
             with the state. None where the loss isn't scaled.
 
     Raises:
-        SessionError: the plan isn't of a training model with a loss; the two plans are of different models.
+        SessionError: the plan isn't of a training model with a loss; the two plans are of different models; the
+            folder for the state can't be written to, or has no room for it.
         PlanFileError, VerificationError, RuntimeUnavailableError: see `memonger.Session`.
     """
 

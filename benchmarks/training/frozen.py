@@ -1,7 +1,8 @@
-"""Adapters trained in less memory than the frozen weights take: ``python -m benchmarks.training.frozen``.
+"""Training in less memory than weights and optimizer state take: ``python -m benchmarks.training.frozen``.
 
-Writes frozen.txt. A network with adapters of rank 8 beside every product (`memonger.add_lora`) is planned for shares of
-what its step takes without a budget, both packed copies of each frozen weight counted. A process of its own loads the
+Writes frozen.txt. A network with adapters of rank 8 beside every product (`memonger.add_lora`), or with all of it
+trained, is planned for shares of what its step takes without a budget, both packed copies of each frozen weight
+counted. A process of its own loads the
 planned file and takes steps in a memory control group of the kernel's, whose limit is the budget and `SPARE`; then
 again outside any group. Losses and trained tensors are compared with those of the plan without a budget, by their bits.
 Of a budget that is refused there is a row for the smallest that the refusal names.
@@ -24,19 +25,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
+
 from benchmarks.inference.larger import run_in_group
 from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import resident
 
 HERE = Path(__file__).parent
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2 medium": (
+        "gpt2", {"num_layers": 24, "width": 1024, "heads": 16, "seq_len": 64, "dropout": 0.0},
+    ),
+    "gpt of 1100 M": (
+        "gpt", {"num_layers": 22, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
+    ),
     "gpt2, 6 layers": ("gpt2", {"num_layers": 6, "seq_len": 256, "dropout": 0.0}),
     "gpt of 420 M": (
         "gpt", {"num_layers": 8, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
     ),
 }  # fmt: skip
-BUDGETS = {"gpt of 420 M": [400 * MIB]}
-"""Of networks that aren't planned for `SHARES`."""
+BUDGETS = {"gpt of 420 M": [400 * MIB], "gpt of 1100 M": [1376 * MIB], "gpt2 medium": [3230 * MIB]}
+"""Of networks that aren't planned for `SHARES`; the last is 60 % of weights, gradients and moments."""
+TRAINED = {"gpt2 medium"}
+"""Networks without adapters: all of them is trained."""
 SHARES = (1.0, 0.6, 0.4)
 STEPS, RANK = 4, 8
 SPARE = 160 * MIB
@@ -47,14 +58,13 @@ TABLE = Table(
 )  # fmt: skip
 
 
-def plan_child(source: str, target: str, budget: int) -> None:
+def plan_child(source: str, target: str, budget: int, rank: int) -> None:
     """Plan the step and save it; says its figures."""
     import memonger
 
-    step = memonger.differentiate(
-        memonger.add_lora(memonger.load(source, batch=1), RANK, "*"),
-        loss="softmax_cross_entropy", optimizer=memonger.AdamW(1e-3),
-    )  # fmt: skip
+    model = memonger.load(source, batch=1)
+    model = memonger.add_lora(model, rank, "*") if rank else model
+    step = memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=memonger.AdamW(1e-3))
     refused = 0
     try:
         plan = memonger.search_plan(step, device="cpu", budget=budget or None)
@@ -90,8 +100,9 @@ def steps_child(path: str) -> None:
         losses.append(session.step(feeds))
         seconds.append(time.perf_counter() - begin)
     digest = hashlib.sha256(np.array(losses).tobytes())
-    for name, array in sorted(session.state_dict().items()):
-        digest.update(name.encode() + array.tobytes())
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
+        session.save(Path(folder) / "state")  # a tensor at a time, as all of them may be more than there is room for
+        digest.update(json.dumps(safetensors.safe_open(Path(folder) / "state", "np").metadata()).encode())
     ended.set()
     answer = {
         "own": most[0] - before["RssAnon"], "peak": resident()["VmHWM"] - before["VmRSS"], "load": load_seconds,
@@ -113,10 +124,11 @@ def ask(*words: object, limit: int | None = None) -> dict[str, Any]:
 def measured(name: str, source: Path, folder: Path, budgets: list[int], record: Record) -> None:
     """The step without a budget, and within each."""
     planned = folder / "planned.onnx"
-    whole = ask("plan", source, planned, 0)
+    rank = 0 if name in TRAINED else RANK
+    whole = ask("plan", source, planned, 0, rank)
     row: dict[str, Any] = {"whole": whole, "free": ask("steps", planned), "budgets": []}
     for budget in budgets or [round(share * whole["total"]) for share in SHARES]:
-        plan = ask("plan", source, planned, budget)
+        plan = ask("plan", source, planned, budget, rank)
         one = {"asked": budget, "budget": (budget := plan["refused"] or budget), "plan": plan}
         one |= {"held": ask("steps", planned, limit=budget + SPARE), "free": ask("steps", planned)}
         row["budgets"].append(one)
@@ -180,7 +192,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:3] == ["--child", "plan"]:
-        plan_child(sys.argv[3], sys.argv[4], int(sys.argv[5]))
+        plan_child(sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
     elif sys.argv[1:3] == ["--child", "steps"]:
         steps_child(sys.argv[3])
     else:

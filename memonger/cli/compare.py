@@ -65,8 +65,9 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
     )
     lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
     for reader in session.weight_readers:  # of the one plan
-        record.update(reading_record(reader.last, reader.why_not, reader.disk_speed))
-        lines += reading_lines(plan, reader.last, reader.why_not, reader.disk_speed)
+        said = reader.said
+        record.update(reading_record(*said))
+        lines += reading_lines(plan, *said)
     return CommandResult(shown_of(plan, outputs), record, lines=tuple(lines), saved=outputs)
 
 
@@ -134,9 +135,10 @@ def reading_lines(plan: Plan, last: Reading | None, why_not: str, speed: float |
         if speed:
             alone = format_seconds(last.nbytes / speed)
             disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
+        written = f" {format_size(last.written_bytes)} of them were written back." if last.written_bytes else ""
         yield (
             f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}; all else came from "
-            "the system's cache."
+            f"the system's cache.{written}"
         )
         if last.waited > SLOW * last.seconds:
             yield (

@@ -25,6 +25,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import measure, ort, process_memory
 from memonger.runtime.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
 from memonger.runtime.program import kind_of, without_defaults
+from memonger.runtime.state import Tensors
 from memonger.runtime.trainer import TYPES, Trainer
 from memonger.runtime.weight_reader import Reading
 from memonger.runtime.weights import session_of
@@ -173,10 +174,12 @@ def run(job: StepsJob) -> None:
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if "save" in request:
-            state = {f"{STATE}{name}": array for name, array in stepper.state_dict().items()}
+            given = stepper.state_dict() if request["save"] else {}
+            state = {f"{STATE}{name}": array for name, array in given.items()}
             write_arrays(job.outputs, stepper.outputs() | state)
             readers = stepper.weight_readers if isinstance(stepper, Trainer) else ()
-            return {"readings": [(one.last and asdict(one.last), one.why_not, one.disk_speed) for one in readers]}
+            said = [one.said for one in readers]
+            return {"readings": [(last and asdict(last), *rest) for last, *rest in said]}
         times, found = list[float](), list[float]()
         for _ in range(request["runs"]):
             begin = time.perf_counter()
@@ -191,7 +194,9 @@ def _peak(steps: Callable[[], None], stepper: Stepper) -> int | None:
     if not process_memory.is_measurable():
         steps()
         return None
-    stepper.load_state_dict(stepper.state_dict())  # fresh memory takes no room until it is written
+    # Fresh memory takes no room until it is written
+    own = Tensors(stepper._saved(), stepper._array) if isinstance(stepper, Trainer) else stepper.state_dict()
+    stepper.load_state_dict(own)
     return process_memory.peak_over(process_memory.settle(), steps)
 
 
@@ -209,9 +214,9 @@ class MeasuredTrainer(MeasuredSession):
         self.turns.append(answer["times"])
         self.losses.extend(answer["losses"])
 
-    def save(self) -> None:
-        """Have outputs and state written; ``readings`` then says what the last step read of weights in the file."""
-        found = self.ask({"save": True})["readings"]
+    def save(self, *, with_state: bool) -> None:
+        """Have outputs, and the state, written; ``readings`` then says what the last step read of files."""
+        found = self.ask({"save": with_state})["readings"]
         self.readings = [(last and Reading(**last), *rest) for last, *rest in found]
 
 

@@ -23,7 +23,9 @@ from memonger.planner import search_plan as planner
 from memonger.planner.changes import Changes
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
+from memonger.report.runs import format_seconds
 from memonger.report.summary import details_table, headline, plan_figures, plan_record
+from memonger.runtime import disk
 from memonger.units import format_size
 
 if TYPE_CHECKING:
@@ -48,6 +50,13 @@ def plan(
         return
     _print_plan(made, plan_figures(made, str(model), written), details)
     console = Screen()
+    if output is not None and made.window is not None:
+        data = max(output.parent.glob(f"{output.name}.*.data"), key=lambda file: file.stat().st_mtime, default=output)
+        speed = disk.speed(str(data))
+        if speed is not None:
+            took, size, a_second = made.read_bytes / speed, format_size(made.read_bytes), format_size(round(speed))
+            what = f"{size} a run at {a_second} a second: {format_seconds(took)} where the disk has to give all of it"
+            console.print(f"Reading through the window costs {what}.", soft_wrap=True)
     if output is not None:
         trains = made.training is not None and made.training.loss is not None
         kind = "DistributedTrainingSession" if made.graph.collectives else "TrainingSession"

@@ -125,7 +125,7 @@ def _in_turns(
         for turn in range(turns):
             take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - timed * turn // turns)
         for worker in workers.values():
-            worker.save()
+            worker.save(with_state=len(jobs) > 1)  # which is compared
         return {
             name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)), worker.readings)
             for name, worker in workers.items()

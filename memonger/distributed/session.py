@@ -79,6 +79,7 @@ class DistributedTrainingSession(TrainingSession):
         intra_op_threads: int = 0,
         check_order: bool = True,
         cuda_graph: str = "auto",
+        state_folder: str | Path | None = None,
     ) -> None:
         self.trace: Trace | None = None
         self._ended = ""
@@ -89,7 +90,7 @@ class DistributedTrainingSession(TrainingSession):
         self._share = (self.rank, self.size) if shard_optimizer else None
         super().__init__(
             plan, accumulation=accumulation, device=where, random_key=random_key, intra_op_threads=intra_op_threads,
-            check_order=check_order, cuda_graph=cuda_graph,
+            check_order=check_order, cuda_graph=cuda_graph, state_folder=state_folder,
         )  # fmt: skip
         if where is None and not self.device.is_host:
             raise SessionError(f"{self._name} is for {self.device}: say so ({option('device', self.device.kind)}).")

@@ -10,8 +10,13 @@ good, and what is left passes through a window that is read ahead of the steps, 
 A weight that products read both as it is and transposed, as a frozen one in a training step, lies in the file in two
 packed copies (`memonger.ir.packed`). Each is a buffer of its own: the one is read in the forward pass, the other in the
 backward pass, and no step needs both.
+
+What a training step updates in place may pass through the window as well: an optimizer's state, which one update reads
+and writes, and where that isn't enough parameters, which the forward and the backward pass read besides. They lie in a
+file of the session's own (`memonger.runtime.state_file`), and each pass of an update is written back behind it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -20,7 +25,9 @@ from typing import Annotated, NamedTuple
 
 import onnx_ir as ir
 
+from memonger.graph.graph import Graph
 from memonger.graph.session_memory import is_packed_at_load, packer_of
+from memonger.ir import training_roles
 from memonger.ir.decoding import LARGEST, AtLeast
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
@@ -36,12 +43,12 @@ SMALLEST = 64 * KiB
 
 @dataclass(frozen=True, slots=True)
 class WeightWindow:
-    """Weights that stay in the plan's file.
+    """Weights that stay in the plan's file, and what a training step updates that stays in one of the session's.
 
     Attributes:
         nbytes: The most bytes of their pages that are in memory at a time, those read ahead included, where steps take
             longer than the reader's pause between two looks (`memonger.runtime.weight_reader.PAUSE`).
-        weights: Their names, in the order in which steps read them.
+        weights: Their names, in the order in which steps read them. A plan's training roles say what is updated.
     """
 
     nbytes: Annotated[int, AtLeast(1, LARGEST)]
@@ -56,7 +63,7 @@ class Read(NamedTuple):
     ``resident`` those of its pages. ``transposed`` says of the file's packed copy which of the two it is, and is None
     of the weight as the model has it. ``whole`` is False of a table of which steps look up rows, and of what kernels
     read when a session is made and never again. ``own`` are bytes that kernels have of it in memory of the process,
-    wherever it stays.
+    wherever it stays. Of what is ``updated`` steps write the last of the ranges as well.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Read(NamedTuple):
     transposed: bool | None
     whole: bool
     own: int = 0
+    updated: bool = False
 
     @property
     def kept(self) -> int:
@@ -73,14 +81,18 @@ class Read(NamedTuple):
         return self.resident if self.transposed is not None or not self.resident or not self.nbytes else self.nbytes
 
 
-def weight_reads(model: ir.Model) -> list[Read]:
-    """The weights that may stay in the file, in each form in which steps read them, in the order in which they do.
+def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
+    """The weights that may stay in a file, in each form in which steps read them, in the order in which they do.
 
     Left out are weights that a kernel packs into memory of its own when a session is made (`why_kept`), those of bodies
     (Loop, If) and outputs, and small ones.
+
+    Args:
+        model: Lowered, or planned.
+        graph: Its graph, which knows what a training step writes over; None leaves out what is updated.
     """
     steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
-    found = list[tuple[Read, list[int]]]()
+    found = [] if graph is None else _updated(model, graph)
     for value in model.graph.initializers.values():
         tensor, uses = value.const_value, value.uses()
         if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not uses or value in inside:
@@ -102,14 +114,45 @@ def weight_reads(model: ir.Model) -> list[Read]:
             counted = 0 if form is None and sizes else tensor.nbytes
             own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in readers) else 0
             read = Read(str(value.name), (), counted, resident, form, None in rows, own)
-            found.append((read, sorted({steps[node] for node, _ in readers})))
-    place = {step: number for number, step in enumerate(sorted({step for _, at in found for step in at}))}
+            found.append((read, sorted({steps[node] for node, _ in readers}), LARGEST))
+    place = {step: number for number, step in enumerate(sorted({step for _, at, _ in found for step in at}))}
     reads = []
-    for read, at in found:
-        breaks = [n for n in range(1, len(at)) if place[at[n]] > place[at[n - 1]] + 1]
+    for read, at, written in found:
+        until = bisect_left(at, written)  # what an update reads, writes, and reads again stays for that long
+        breaks = [n for n in range(1, len(at)) if n < until and place[at[n]] > place[at[n - 1]] + 1]
         pieces = [at[begin:end] for begin, end in pairwise([0, *breaks, len(at)])]
         reads.append(read._replace(ranges=tuple((piece[0], piece[-1]) for piece in pieces)))
     return sorted(reads, key=lambda read: (read.ranges, read.name))
+
+
+def _updated(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:
+    """What a training step writes over in place, with the steps that read or write it, and the first that writes it.
+
+    Its parts and views are it, and so is its new content, which other nodes of an update read.
+    """
+    roles = training_roles.read(model, str(model.graph.name))
+    names = set() if roles is None else set(roles.updates)
+    if not names:
+        return []
+    whole = {part: value for part, value, _ in graph.kept}
+    whole |= {value: value for value in range(len(graph.values)) if graph.values[value] in names}
+    new_of = {old: new for pairs in graph.updates for old, new in pairs}
+    torn = {new_of[value] for part, value, _ in graph.kept if part in new_of and value in new_of}
+    unmoved = torn | {part for part, *_ in graph.kept}  # which no node has to write: they are there
+    whole |= {new: whole[old] for old, new in new_of.items() if old in whole}
+    steps, firsts = dict[int, set[int]](), dict[int, int]()
+    for step, (reads, writes, updates) in enumerate(zip(graph.reads, graph.writes, graph.updates, strict=True)):
+        if not unmoved.isdisjoint(writes):
+            continue
+        for value in {whole[one] for one in (*reads, *writes) if one in whole}:
+            steps.setdefault(value, set()).add(step)
+        for old, _ in updates:
+            firsts.setdefault(whole.get(old, old), step)
+    return [
+        (Read(graph.values[value], (), size, _pages(size), None, True, updated=True), sorted(steps[value]), step)
+        for value, step in firsts.items()
+        if graph.values[value] in names and (size := graph.sizes[value]) >= SMALLEST
+    ]
 
 
 def why_kept(model: ir.Model) -> str:
@@ -175,10 +218,10 @@ def largest_at_once(reads: Sequence[Read]) -> int:
 def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
 
-    Of all choices that are tried it is the one that reads the fewest bytes in a run. A choice keeps all weights above
-    some size, as these make the window large, and all that are read more often than some number of times; and of the
-    others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in one place
-    and wait in another. A weight is kept in all of its forms or in none.
+    Of all choices that are tried it is the one that reads and writes the fewest bytes in a run. A choice keeps all
+    weights above some size, as these make the window large, and all that are read more often than some number of times;
+    and of the others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in
+    one place and wait in another. A weight is kept in all of its forms or in none.
 
     Returns: None where all fit.
 
@@ -207,9 +250,9 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
         for room in {spare - least, max(0, spare - least - most)}:
             left = _reads_of(_spread(smaller, room))
             held = whole - sum(read.kept for read in left) + largest_at_once(left)
-            read_bytes = sum(bytes_read(read) for read in left)
-            if left and held <= nbytes and (best is None or read_bytes < best[0]):
-                best = read_bytes, left
+            moved = sum(bytes_read(read) + bytes_written(read) for read in left)
+            if left and held <= nbytes and (best is None or moved < best[0]):
+                best = moved, left
     if best is None:
         raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
     return WeightWindow(max(1, largest_at_once(best[1])), tuple(_by_weight(best[1])))
@@ -231,6 +274,11 @@ def _reads_of(weights: Iterable[Sequence[Read]]) -> list[Read]:
 def bytes_read(read: Read) -> int:
     """Bytes of a form of a weight that a run reads from the file."""
     return read.resident * len(read.ranges)
+
+
+def bytes_written(read: Read) -> int:
+    """Bytes of it that a run writes to the file: of an update what it has read."""
+    return read.resident if read.updated else 0
 
 
 def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:

@@ -377,9 +377,10 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
     if found is not None:
         return found
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
-        reads = weight_reads(job.lowered.model)
-        bound = min(error.lower_bound for error in refusals)
-        bound += max(read.resident for read in reads) - largest_at_once(reads)
+        reads = weight_reads(job.lowered.model, job.request.graph)
+        largest = max(read.resident for read in reads)
+        bound = min(error.lower_bound for error in refusals) + largest - largest_at_once(reads)
+        bound = max(bound, job.request.base + sum(read.own - read.nbytes for read in reads) + largest)
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
         refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
@@ -435,7 +436,7 @@ def with_window(job: Job, *, any_order: bool = False) -> Job | None:
     """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
 
     That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
-    stay there that are frozen.
+    stay there that are frozen; what it updates stays in a file of the session's.
 
     Args:
         job: The job, with all weights in memory.
@@ -445,7 +446,7 @@ def with_window(job: Job, *, any_order: bool = False) -> Job | None:
     tensors = (value.const_value for value in model.graph.initializers.values())
     if not packs_here(job.lowered.stamp) or sum(one.nbytes for one in tensors if one is not None) < MAPPED_LIMIT:
         return None
-    reads = weight_reads(model)
+    reads = weight_reads(model, request.graph)
     if not reads:
         return None
     window = largest_at_once(reads)
@@ -799,7 +800,7 @@ def _with_window(plan: Plan) -> Plan:
     Raises:
         BudgetError: it can't be held by that.
     """
-    budget, reads = plan.budget, weight_reads(plan.model)
+    budget, reads = plan.budget, weight_reads(plan.model, plan.graph)
     assert budget is not None
     spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
     fixed = plan.total_bytes - sum(read.nbytes for read in reads) + spare

@@ -173,8 +173,10 @@ def count_plan(plan: BasePlan) -> MemoryCount:
     if isinstance(plan, Plan):
         kinds = value_kinds(graph, plan.training)
         own = _persistent(plan.model, plan.training, parse_device(plan.device))
-        in_file = plan.parameter_bytes - plan.resident_parameter_bytes
-        own = replace(own, parameters=own.parameters - in_file)
+        of_optimizer = set() if plan.training is None else set(plan.training.state)
+        state = sum(size for name, size in plan.state_in_file.items() if name in of_optimizer)
+        in_file = plan.parameter_bytes - plan.resident_parameter_bytes - state
+        own = replace(own, parameters=own.parameters - in_file, optimizer_state=own.optimizer_state - state)
         rest = replace(own, workspace=plan.workspace_bytes, run_time=plan.run_time_bytes)
     else:
         kinds, rest = _kinds(graph, {}), KindBytes()

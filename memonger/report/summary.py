@@ -85,7 +85,15 @@ def weight_figures(plan: Plan) -> dict[str, Any]:
     return {
         "parameter_bytes": plan.parameter_bytes,
         "resident_parameter_bytes": plan.resident_parameter_bytes,
-        "window": window and {"bytes": window.nbytes, "weights": len(window.weights), "read_bytes": plan.read_bytes},
+        "window": window
+        and {
+            "bytes": window.nbytes,
+            "weights": len(window.weights),
+            "read_bytes": plan.read_bytes,
+            "written_bytes": plan.written_bytes,
+            "state": list(plan.state_in_file),
+            "state_bytes": sum(plan.state_in_file.values()),
+        },
     }
 
 
@@ -115,11 +123,15 @@ def window_line(record: Mapping[str, Any]) -> Iterator[str]:
     window = record.get("window")
     if window is None:
         return
-    kept = record["resident_parameter_bytes"] - window["bytes"]
+    kept, state = record["resident_parameter_bytes"] - window["bytes"], window["state_bytes"]
+    own, where = "a file of the session's", "the plan's file"
+    if state:
+        where = own if len(window["state"]) == window["weights"] else f"{where}, {format_size(state)} of them in {own}"
     yield (
-        f"Of {format_size(record['parameter_bytes'])} of weights {format_size(kept)} are kept in memory; the others "
-        f"stay in the plan's file, and a run reads {format_size(window['read_bytes'])} of them through a window of "
-        f"{format_size(window['bytes'])}."
+        f"Of {format_size(record['parameter_bytes'])} of {STATE if state else 'weights'} {format_size(kept)} are kept "
+        f"in memory; the others stay in {where}, and a run reads {format_size(window['read_bytes'])} of them through a "
+        f"window of {format_size(window['bytes'])}"
+        + (f", and writes {format_size(window['written_bytes'])} back." if state else ".")
     )
 
 

@@ -85,6 +85,7 @@ class Arena:
         size: Bytes, zero until written.
         device: Where it lies.
         address: Where it begins there: for the object's life, on a CUDA device until `discard`.
+        own: How many bytes of it, the first ones, `discard` loses and `save` keeps: all but those in a file.
 
     Raises:
         SessionError: there isn't as much.
@@ -95,7 +96,7 @@ class Arena:
             self._map = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
             raise SessionError(f"an arena of {size} bytes can't be allocated: {error}.") from error
-        self.size, self.device = size, CPU
+        self.size, self.own, self.device = size, size, CPU
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
@@ -130,8 +131,8 @@ class Arena:
             SessionError: the file can't be written.
         """
         with system_checked(SessionError, f"{path} can't be written"), path.open("wb") as target:
-            for begin in range(0, self.size, PART):
-                count = min(PART, self.size - begin)
+            for begin in range(0, self.own, PART):
+                count = min(PART, self.own - begin)
                 target.write(self.read(begin, np.dtype(np.uint8), (count,), copy=False).data)
 
     def restore(self, path: Path) -> None:
@@ -142,10 +143,10 @@ class Arena:
         """
         self.take_again()
         with system_checked(SessionError, f"{path} can't be read"), path.open("rb") as source:
-            for begin in range(0, self.size, PART):
-                part = source.read(min(PART, self.size - begin))
-                if len(part) != min(PART, self.size - begin):
-                    raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.size}.")
+            for begin in range(0, self.own, PART):
+                part = source.read(min(PART, self.own - begin))
+                if len(part) != min(PART, self.own - begin):
+                    raise SessionError(f"{path} has {begin + len(part)} bytes left of {self.own}.")
                 self.write(begin, np.frombuffer(part, np.uint8))
 
     def discard(self) -> None:

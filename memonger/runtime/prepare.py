@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -122,38 +123,48 @@ def prepare(
     return prepared, chain.from_iterable(groups)
 
 
-def reads_of(plan: Plan, mapped: Plan) -> ReadSchedule | None:
+def reads_of(
+    plan: Plan, mapped: Plan, state: Mapping[str, tuple[str, int, int]] = MappingProxyType({})
+) -> ReadSchedule | None:
     """How the weights of a plan are read that stay in its file; None where all are in memory.
 
     Args:
         plan: The plan.
         mapped: The one whose file its session has: itself, or another that differs in shapes.
+        state: Of what a step updates that lies in a file: the file, its first byte there, and its bytes.
 
     Raises:
         SessionError: the plan isn't in a file.
     """
     if plan.window is None:
         return None
-    if mapped.weight_digests is None:
+    if mapped.weight_digests is None and len(plan.state_in_file) < len(plan.window.weights):
         raise SessionError(
             f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
         )
-    named, files, reads, digests = set(plan.window.weights), dict[str, int](), list[WeightRead](), mapped.weight_digests
+    named, files, reads = set(plan.window.weights), dict[str, int](), list[WeightRead]()
+    digests = mapped.weight_digests or {}
     weights = mapped.model.graph.initializers
     copies = {  # onnxruntime finds them by content: equal weights have one
         (digests.get(name), way): one for name, value in weights.items() for way, one in packed_by_way(value).items()
     }
-    for first, last, read in in_order(weight_reads(plan.model)):
+    for first, last, read in in_order(weight_reads(plan.model, plan.graph)):
         if read.name not in named or not read.resident:  # no step reads it, where a kernel has read it at load
+            continue
+        if read.updated:
+            if read.name in state:  # else this system holds no window
+                path, begin, length = state[read.name]
+                span = FileSpan(files.setdefault(path, len(files)), begin, length, ahead=True)
+                reads.append(WeightRead(first, last, span, read.resident, is_updated=True))
             continue
         tensor = weights[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):
             raise PlanFileError(f"{plan.name}: its weight '{read.name}' is to stay in a file, and lies in none.")
-        file, span = files.setdefault(os.path.realpath(tensor.path), len(files)), (tensor.offset or 0, tensor.nbytes)
+        file, place = files.setdefault(os.path.realpath(tensor.path), len(files)), (tensor.offset or 0, tensor.nbytes)
         if read.transposed is not None and (packed := copies.get((digests.get(read.name), read.transposed))):
-            span = packed.offset, packed.length
-        reads.append(WeightRead(first, last, FileSpan(file, *span, ahead=read.whole), read.resident))
+            place = packed.offset, packed.length
+        reads.append(WeightRead(first, last, FileSpan(file, *place, ahead=read.whole), read.resident))
     return ReadSchedule(plan.window.nbytes, tuple(files), tuple(reads)) if reads else None
 
 

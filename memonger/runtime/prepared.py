@@ -270,12 +270,14 @@ class WeightRead:
         last: The last one.
         span: Where it lies in the form in which they read it.
         resident: Bytes of it that are in memory meanwhile.
+        is_updated: Whether it is in a file of the session's, and steps write it at one time or another.
     """
 
     first: int
     last: int
     span: FileSpan
     resident: int
+    is_updated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

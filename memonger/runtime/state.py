@@ -8,7 +8,7 @@ safetensors' numpy interface doesn't have are stored as bytes. A state is untrus
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,6 +59,29 @@ class LossScale:
         if self.good_steps + 1 == GOOD_STEPS:
             return LossScale(min(self.factor * 2, LARGEST))
         return LossScale(self.factor, self.good_steps + 1)
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors that are read when they are asked for: a state may be larger than memory.
+
+    Args:
+        names: Theirs, in order.
+        read: Reads one.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], np.ndarray]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +135,18 @@ def _write(target: BinaryIO, tensors: Mapping[str, np.ndarray], metadata: str) -
     be it a device.
     """
     layout: dict[str, Any] = {"__metadata__": {METADATA: metadata}}
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so all are aligned
-    end = 0
-    for name, array in ordered.items():
+    sizes = {name: array.dtype.itemsize for name, array in tensors.items()}
+    ordered, end = sorted(sizes, key=lambda name: -sizes[name]), 0  # so all are aligned
+    for name in ordered:
+        array = tensors[name]
         dtype, shape = _stored(array)
         layout[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
     text = json.dumps(layout).encode()
     text += b" " * (-len(text) % 8)
     target.write(len(text).to_bytes(8, "little") + text)
-    for array in ordered.values():
-        target.write(_bytes(array).data)
+    for name in ordered:
+        target.write(_bytes(tensors[name]).data)
 
 
 def _stored(array: np.ndarray) -> tuple[str, list[int]]:
@@ -148,6 +172,8 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
     """Read a state and check it against the tensors it is for, whose types and shapes count.
 
+    Its tensors are read again, and compared again, when they are asked for.
+
     Raises:
         SessionError: not a state file, cut short, changed since it was written, or of another model.
     """
@@ -170,17 +196,14 @@ def _state(header: Any, file: Any, path: Path, wanted: Mapping[str, np.ndarray])
     if header.get("sha256") != _header_digest(header):
         raise SessionError(f"{path}: its header was changed since it was written (its digest differs).")
     _check_names(header["tensors"], path, wanted)
-    tensors = {}
-    for name, described in header["tensors"].items():
-        part, like = file.get_slice(name), wanted[name]
-        if (part.get_dtype(), list(part.get_shape())) != _stored(like):
-            raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
-        data = _bytes(np.asarray(file.get_tensor(name)))
-        if data.nbytes != like.nbytes:
-            raise SessionError(f"{path}: '{name}' is cut short or was changed.")
-        tensors[name] = data.view(like.dtype).reshape(like.shape)
-        if _digest(tensors[name]) != described["sha256"]:
-            raise SessionError(f"{path}: '{name}' was changed since it was written (its digest differs).")
+    for name in header["tensors"]:
+        _read(file, name, header["tensors"][name]["sha256"], path, wanted[name])
+
+    def again(name: str) -> np.ndarray:
+        with safe_open(path, framework="np") as reopened:
+            return _read(reopened, name, header["tensors"][name]["sha256"], path, wanted[name])
+
+    tensors = Tensors(header["tensors"], again)
     step, key, rate = header.get("step"), header.get("random_key"), header.get("learning_rate")
     if type(step) is not int or not 0 <= step < 2**62 or type(key) is not int or not 0 <= key < 2**32:
         raise SessionError(f"{path}: its header was changed: its step or random key is out of range.")
@@ -191,6 +214,20 @@ def _state(header: Any, file: Any, path: Path, wanted: Mapping[str, np.ndarray])
     except (TypeError, ValueError):
         raise SessionError(f"{path}: its header was changed: its loss scale is out of range.") from None
     return State(tensors, step, key, rate, scale)
+
+
+def _read(file: Any, name: str, digest: object, path: Path, like: np.ndarray) -> np.ndarray:
+    """A tensor of the file."""
+    part = file.get_slice(name)
+    if (part.get_dtype(), list(part.get_shape())) != _stored(like):
+        raise SessionError(f"{path}: '{name}' is stored with another type or shape than its header says.")
+    data = _bytes(np.asarray(file.get_tensor(name)))
+    if data.nbytes != like.nbytes:
+        raise SessionError(f"{path}: '{name}' is cut short or was changed.")
+    tensor = data.view(like.dtype).reshape(like.shape)
+    if _digest(tensor) != digest:
+        raise SessionError(f"{path}: '{name}' was changed since it was written (its digest differs).")
+    return tensor
 
 
 def _check_names(tensors: Mapping[str, Any], path: Path, wanted: Mapping[str, np.ndarray]) -> None:

@@ -61,6 +61,7 @@ class Trainer:
         intra_op_threads: int = 0,
         check_order: bool = True,
         cuda_graph: str = "auto",
+        state_folder: str | Path | None = None,
     ) -> None:
         check_graphs(cuda_graph)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
@@ -73,7 +74,7 @@ class Trainer:
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the partitions of a step
-        detached = read_plans(plan, accumulation, device, self._share, check_order)
+        detached = read_plans(plan, accumulation, device, self._share, check_order, state_folder)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: TrainingPlans = detached.restored()
@@ -302,6 +303,7 @@ class Trainer:
     def _take_over(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Write the whole state."""
         with interrupts_later():
+            self._torn = True  # until all of it is there: reading one may fail
             for name, array in tensors.items():
                 self._store(name).fill(name, array)
             self._forget_accumulated()
@@ -314,7 +316,7 @@ class Trainer:
             SessionError: the file can't be written.
         """
         self._check_not_released()
-        states.save(self._as_state({name: self._array(name) for name in self._saved()}), Path(path))
+        states.save(self._as_state(states.Tensors(self._saved(), self._array)), Path(path))
 
     def _as_state(self, tensors: Mapping[str, np.ndarray]) -> states.State:
         """These tensors, and where the training stands."""

@@ -7,6 +7,7 @@ gradients of a bucket lie where the engine of the ranks adds them up.
 """
 
 import hashlib
+import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,8 +39,10 @@ from memonger.runtime.partition import partitions
 from memonger.runtime.prepare import check_stamp, device_of, reads_of, room_of, verified
 from memonger.runtime.prepared import Bucket, CutPlan, PersistentPart, Program, SessionGroup
 from memonger.runtime.program import inputs_of, program_of, without_defaults
+from memonger.runtime.state_file import in_files, store_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import message
+from memonger.words import option
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -152,12 +155,21 @@ def read_plans(
     device: str | Device | None,
     share: tuple[int, int] | None,
     check_order: bool,
+    folder: str | Path | None = None,
 ) -> Detached:
     """`TrainingPlans`, written out.
 
+    Args:
+        plan, accumulation, device, check_order: See `memonger.TrainingSession`.
+        share: This rank and their number, where each updates a part of the parameters.
+        folder: Where what is updated lies that the plans leave in a file; None: beside the plan that is in one.
+
     Raises:
-        SessionError: the plans aren't for training, of different models, or for another device; the machine lacks room.
+        SessionError: the plans aren't for training, of different models, or for another device; the machine or the
+            folder lacks room.
     """
+    if folder is None:
+        folder = Path(plan).resolve().parent if isinstance(plan, str | Path) else tempfile.gettempdir()
     plans = [verified(one) for one in (plan, accumulation) if one is not None]
     process_memory.settle()  # what reading left would grow with what follows, and stay in part
     roles = [one.training for one in plans if one.training is not None and one.training.loss is not None]
@@ -176,18 +188,26 @@ def read_plans(
     forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name), first.files)
     shares = Shares.of(first, roles[0])
     others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
-    cuts = [
-        cut_step(
-            one, {*own.persistent, *own.scalars.values()}, {new for old, new in own.updates.items() if old in others}
-        )
-        for one, own in zip(plans, roles, strict=True)
-    ]
     tensors = _persistent(plans, roles)
     accumulated = {name for own in roles for name in own.accumulated.values()}
     whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}
     states_of_others = others - set(roles[0].parameters)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
-    stores = _stores(first.model, roles[0], tensors, owners, where)
+    in_file = dict.fromkeys(name for one in plans for name in one.state_in_file)
+    if share is not None and not in_file.keys().isdisjoint(roles[0].parameters):
+        raise SessionError(
+            f"{first.name} is planned for so little memory that parameters stay in a file, and ranks that share the "
+            f"optimizer's state send them to each other: leave shard_optimizer out, or plan with a larger "
+            f"{option('budget')}."
+        )
+    stores = _stores(first.model, roles[0], tensors, owners, where, in_file, folder)
+    cuts = [
+        cut_step(
+            one, {*own.persistent, *own.scalars.values()},
+            {new for old, new in own.updates.items() if old in others}, in_files(*stores),
+        )
+        for one, own in zip(plans, roles, strict=True)
+    ]  # fmt: skip
     read = TrainingPlans(
         roles, tuple(tensors), *stores, cuts, forward, frozen, where, cuda, first.name,
         _default(first.model, roles[0], "learning_rate"), _default(first.model, roles[0], "loss_scale"), first.threads,
@@ -198,13 +218,19 @@ def read_plans(
     return detach(read, *(one.arena for one in stores), *kept)
 
 
-def cut_step(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -> CutPlan:
+def cut_step(
+    plan: Plan,
+    own: Collection[str],
+    left_out: Collection[str] = (),
+    in_file: Mapping[str, tuple[str, int, int]] = MappingProxyType({}),
+) -> CutPlan:
     """Cut a training plan, verified by the caller. Its models are messages, so that none is kept.
 
     Args:
         plan: The plan.
         own: Inputs that the session binds itself: the model's own defaults are left out.
         left_out: Outputs that another rank computes: what only they need doesn't run here.
+        in_file: What is updated in a file: see `memonger.runtime.state_file.in_files`.
 
     Raises:
         SessionError: the model can't be written for onnxruntime.
@@ -247,7 +273,7 @@ def cut_step(plan: Plan, own: Collection[str], left_out: Collection[str] = ()) -
         parts=parts,
         buckets=buckets,
         cuda=plan.stamp.cuda if plan.stamp is not None else None,
-        reads=reads_of(plan, plan),
+        reads=reads_of(plan, plan, in_file),
     )
 
 
@@ -360,12 +386,16 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
 
 
 def _stores(
-    model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device
-) -> tuple[Store, Store]:
+    model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device,
+    in_file: Collection[str], folder: str | Path,
+) -> tuple[Store, Store]:  # fmt: skip
     """Weights, each rank's together, and all else that persists; each with what it is before the first step."""
     weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
     others = (tensor for name, tensor in tensors.items() if name not in weights)
-    stores = Store((tensors[name] for name in weights), device), Store(others, device)
+    stores = (
+        store_of((tensors[name] for name in weights), in_file, device, folder),
+        store_of(others, in_file, device, folder),
+    )
     for name in roles.persistent:
         start = model.graph.initializers.get(name)
         if name in tensors and start is not None and start.const_value is not None:  # else it begins as zeros

@@ -15,7 +15,6 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 """
 
 import ctypes
-import mmap
 import os
 import sys
 import threading
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.errors import SessionError
-from memonger.runtime import process_memory
+from memonger.runtime import disk, process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
 from memonger.units import MiB
 
@@ -45,11 +44,11 @@ _LOADING_PAUSE = 5e-3
 _READ_MEANWHILE = 4 * MiB
 """Bytes of files that a session may have read, while it is made, before packed copies are let go."""
 
-_MEASURED, _BLOCK = 32 * MiB, 4 * MiB
-"""Bytes that are read to measure a disk, and how many at once."""
-
 _NEXT = 8
 """Weights that are looked at: those behind the last one of which a step has begun."""
+
+_BEHIND = 16
+"""Updated weights of which the system is asked again to let go: the first time it begins to write them."""
 
 _ALL = 16
 """Every so many looks are at all weights that are left: of some no step may read the page that is looked at."""
@@ -68,6 +67,7 @@ class Reading:
 
     Attributes:
         nbytes: Bytes that passed through the window.
+        written_bytes: Those that steps had updated, and that were written behind them.
         disk_bytes: What the process had the system fetch from the disk meanwhile; all else was in its cache.
         seconds: What the run took.
         waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
@@ -77,6 +77,7 @@ class Reading:
     """
 
     nbytes: int
+    written_bytes: int
     disk_bytes: int
     seconds: float
     waited: float
@@ -97,10 +98,12 @@ class WeightReader:
     """
 
     def __init__(self, schedule: ReadSchedule) -> None:
-        self._files = [_DataFile(path) for path in schedule.files]
+        updated = {read.span.file for read in schedule.reads if read.is_updated}
+        self._files = [_DataFile(path, number in updated) for number, path in enumerate(schedule.files)]
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
         self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead)
+        self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_updated})
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
@@ -133,11 +136,13 @@ class WeightReader:
         with self._one_run:
             for file in self._files:
                 file.check()
-            begin, fetched = time.perf_counter(), _fetched()
+            begin, fetched = time.perf_counter(), disk.fetched()
             with self._at("run"):
                 yield
-            took, disk, follower = time.perf_counter() - begin, _fetched() - fetched, self._follower
-            self.last = Reading(self._nbytes, disk, took, min(took, follower.waited), follower.most)
+            took, fetched_bytes, follower = time.perf_counter() - begin, disk.fetched() - fetched, self._follower
+            self.last = Reading(
+                self._nbytes, self._written, fetched_bytes, took, min(took, follower.waited), follower.most
+            )
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
@@ -156,7 +161,12 @@ class WeightReader:
 
         None where that can't be measured, as of a file that lies in memory (tmpfs).
         """
-        return _disk_speed(self._files[0].path)
+        return disk.speed(self._files[0].path)
+
+    @property
+    def said(self) -> tuple[Reading | None, str, float | None]:
+        """What there is to say: what the last run took, `why_not`, and `disk_speed` where that run read the disk."""
+        return self.last, self.why_not, self.disk_speed if self.last is not None and self.last.disk_bytes else None
 
     def close(self) -> None:
         """End the thread, and close the files."""
@@ -210,10 +220,11 @@ def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
 
 
 class _DataFile:
-    """A file that weights lie in, as it was when it was opened."""
+    """A file that weights lie in, as it was when it was opened; or one of the session's that steps update."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, is_updated: bool = False) -> None:
+        self.path, self.is_updated = path, is_updated
+        self.name = os.path.basename(os.readlink(path) if is_updated else path)
         try:
             self.descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -226,6 +237,8 @@ class _DataFile:
         Raises:
             SessionError: it isn't.
         """
+        if self.is_updated:
+            return
         now, then = os.fstat(self.descriptor), self.status
         is_as_it_was = (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
         if now.st_nlink == then.st_nlink:  # else a name came or went, which changes that time and no byte
@@ -276,6 +289,7 @@ class _Follower:
         self._before = [-1] * len(schedule.reads)  # the time before that steps read the same place, or an equal weight
         self._is_there, self._ahead = [False] * len(schedule.reads), 0
         self._is_short = False
+        self._behind: list[FileSpan] = []  # what was updated last, which the disk may not have yet
 
     # By the thread that runs the plan
 
@@ -299,7 +313,7 @@ class _Follower:
 
         Mappings of before are of other sessions: who uses an address of theirs may find that it is another's by then.
         """
-        maps = [one for one in _maps(self._files) if one not in before]
+        maps = [one for one in _maps(self._files) if one not in before or self._files[one.file].is_updated]
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             for one in maps:
                 _drop(pages.fileno(), one.address, one.length)
@@ -354,7 +368,7 @@ class _Follower:
         reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for span in {read.span for read in reads})
-        tasks, looked = _others(), time.perf_counter()
+        tasks, looked = disk.other_threads(), time.perf_counter()
         for look in count():
             newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
             if newest > begun:
@@ -367,7 +381,7 @@ class _Follower:
             self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
             before, looked = looked, time.perf_counter()
-            self.waited += looked - before if any(map(_waits, tasks)) else 0.0
+            self.waited += looked - before if any(map(disk.waits, tasks)) else 0.0
             if is_over:
                 break
         for task in tasks:
@@ -412,9 +426,12 @@ class _Follower:
         self._is_there[number] = False
         for address, length in self._pieces[number]:
             _drop(pages, address, length)
-        span = self._schedule.reads[number].span
+        read = self._schedule.reads[number]
         if self._is_short:
-            os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+            self._behind += [read.span]
+            for span in self._behind:
+                os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+            self._behind = self._behind[-_BEHIND:] if read.is_updated else self._behind[:-1]
 
 
 def _drop(pages: int, address: int, length: int) -> None:
@@ -441,7 +458,7 @@ class _Map(NamedTuple):
 
 def _maps(files: list[_DataFile]) -> list[_Map]:
     """Where files are mapped in this process."""
-    numbers = {(one.status.st_ino, os.path.basename(one.path)): number for number, one in enumerate(files)}
+    numbers = {(one.status.st_ino, one.name): number for number, one in enumerate(files)}
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, offset, _, inode, *name = line.split(maxsplit=5)
@@ -469,52 +486,3 @@ def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
 def _file_bytes() -> int:
     """Bytes of mapped files that are present in this process."""
     return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
-
-
-def _others() -> list[int]:
-    """Of each other thread of this process a descriptor of what the system says of it."""
-    found = []
-    for name in os.listdir("/proc/self/task"):
-        if int(name) != threading.get_native_id():
-            with suppress(OSError):  # it has ended meanwhile
-                found.append(os.open(f"/proc/self/task/{name}/stat", os.O_RDONLY))
-    return found
-
-
-def _waits(task: int) -> bool:
-    """Whether a thread waits for a disk."""
-    try:
-        return os.pread(task, 256, 0).rpartition(b") ")[2].startswith(b"D")
-    except OSError:  # it has ended
-        return False
-
-
-def _disk_speed(path: str) -> float | None:
-    """Bytes a second that reading a file gives past the system's cache; None where that can't be."""
-    if not hasattr(os, "O_DIRECT"):
-        return None
-    read, begin = 0, time.perf_counter()
-    with mmap.mmap(-1, _BLOCK) as buffer:  # whose address is that of a page, as reading past the cache takes
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            return None
-        try:
-            while read < _MEASURED and (got := os.preadv(file, [buffer], read)):
-                read += got // _PAGE * _PAGE
-                if got % _PAGE:
-                    break
-        except OSError:
-            return None
-        finally:
-            os.close(file)
-    return read / (time.perf_counter() - begin) if read else None
-
-
-def _fetched() -> int:
-    """Bytes that this process had fetched from disks; 0 where the system doesn't count them."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)

@@ -215,12 +215,12 @@ def test_a_reader_that_is_misled_leaves_nothing_behind(planned: Path, plan: memo
 
 def test_what_a_step_read_is_said(plan: memonger.Plan) -> None:
     assert plan.window is not None
-    fast = Reading(plan.read_bytes, 3 * MIB, 2.0, 1.5, 2 * plan.window.nbytes)
+    fast = Reading(plan.read_bytes, 0, 3 * MIB, 2.0, 1.5, 2 * plan.window.nbytes)
     read, waits, outran = reading_lines(plan, fast, "", 2.0 * MIB)
     assert "3.00 MiB from the disk, which gives 2.00 MiB a second" in read
     assert waits.startswith("The disk is what the run waits for: 1.50 s of 2.00 s")
     assert outran.startswith("Steps were faster than what drops weights behind them")
-    assert len(list(reading_lines(plan, Reading(1, 0, 1.0, 0.0, 0), "", None))) == 1
+    assert len(list(reading_lines(plan, Reading(1, 0, 0, 1.0, 0.0, 0), "", None))) == 1
     assert list(reading_lines(plan, None, "this is another system", None)) == [
         "How much of the weights is in memory isn't held to the plan's window here: this is another system."
     ]

@@ -21,7 +21,7 @@ import memonger
 from memonger.cli import compare
 from memonger.cli.commands import main
 from memonger.plan_file import KEY
-from memonger.runtime import weight_reader
+from memonger.runtime import disk, weight_reader
 from models.decoder import Sizes, decoder
 from tests.support.mapped_files import resident
 from tests.support.networks import model_of, stock
@@ -235,8 +235,11 @@ def test_weights_inside_the_file_cannot_stay_in_it(own: Path) -> None:
 
 def test_a_model_with_its_weights_inside_is_planned_below_them(tmp_path: Path, expected: np.ndarray) -> None:
     onnx.save(_model(), tmp_path / "model.onnx")
-    plan = memonger.search_plan(tmp_path / "model.onnx", device="cpu", mode="inference", budget=BUDGET)
-    plan.save(tmp_path / "planned.onnx")
+    asked = ["plan", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "planned.onnx"), "--mode", "inference"]
+    said = CliRunner().invoke(main, [*asked, "--device", "cpu", "--budget", BUDGET])
+    assert said.exit_code == 0
+    (data,) = tmp_path.glob("planned.onnx.*.data")
+    assert ("Reading through the window costs" in said.output) == (disk.speed(str(data)) is not None)
     with memonger.Session(tmp_path / "planned.onnx") as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
         assert not session.weight_readers[0].why_not
@@ -258,10 +261,10 @@ def test_a_slow_disk_is_told(plan: memonger.Plan, tmp_path: Path) -> None:
         path = tmp_path / str(number)
         path.write_bytes(text)
         task = os.open(path, os.O_RDONLY)
-        assert weight_reader._waits(task) is waits
+        assert disk.waits(task) is waits
         os.close(task)
     for waited, lines in ((0.1, 1), (0.5, 2)):
-        last = weight_reader.Reading(100 * MIB, 90 * MIB, 1.0, waited, MIB)
+        last = weight_reader.Reading(100 * MIB, 0, 90 * MIB, 1.0, waited, MIB)
         said = list(compare.reading_lines(plan, last, "", 200.0 * MIB))
         assert len(said) == lines
         assert "90.0 MiB from the disk, which gives 200 MiB a second (500 ms for all of it)" in said[0]
@@ -270,9 +273,9 @@ def test_a_slow_disk_is_told(plan: memonger.Plan, tmp_path: Path) -> None:
 
 def test_how_fast_a_disk_is_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(3 * MIB + 5))
-    speed = weight_reader._disk_speed(str(tmp_path / "file"))
+    speed = disk.speed(str(tmp_path / "file"))
     assert speed is None or speed > 0  # where the folder lies in memory
-    assert weight_reader._disk_speed(str(tmp_path / "absent")) is None
+    assert disk.speed(str(tmp_path / "absent")) is None
 
 
 def test_pages_that_were_written_to_stay(tmp_path: Path) -> None:
