@@ -57,12 +57,10 @@ def test_where_random_inputs_give_no_numbers_the_bits_are_those_of_open_sizes(tm
     model = _late_scale("N")
     model.graph.input.append(helper.make_tensor_value_info("mask", onnx.TensorProto.BOOL, ["N"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[np.nan]], np.float32), "nan"))
-    nodes = [helper.make_node("Reshape", ["mask", "column"], ["kept"]),
-             helper.make_node("Where", ["kept", "c", "nan"], ["k"])]  # fmt: skip
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1, 1, 1]), "column"))
-    for node in reversed(nodes):
-        model.graph.node.insert(len(model.graph.node) - 1, node)
-    model.graph.node[-1].input[0] = "k"
+    model.graph.node[-1].output[0] = "k"
+    model.graph.node.append(helper.make_node("Reshape", ["mask", "column"], ["kept"]))
+    model.graph.node.append(helper.make_node("Where", ["kept", "k", "nan"], ["y"]))
     path, feed = tmp_path / "model.onnx", {"x": X, "mask": np.ones(2, bool)}
     onnx.save(model, path)
     plan = memonger.search_plan(path, mode="inference", device="cpu", batch=2)
