@@ -218,7 +218,8 @@ def test_one_name_of_two_sizes_is_none(tmp_path: Path) -> None:
 def test_types_that_numpy_lacks_and_scalars_are_compared(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
     g (float[2, 4] x, bfloat16[4] k) => (bfloat16[2, 4] y, float z, bfloat16[2, 2] v, float8e4m3fn[2, 4] q) {
-        q = Cast<to=17>(x) y = Cast<to=16>(x) z = ReduceMean<keepdims=0>(x) s = Constant<value_ints=[2, 2]>() v = Reshape(k, s) }""")
+        q = Cast<to=17>(x)
+        y = Cast<to=16>(x) z = ReduceMean<keepdims=0>(x) s = Constant<value_ints=[2, 2]>() v = Reshape(k, s) }""")
     onnx.save(model, tmp_path / "model.onnx")
     narrow = ir.DataType.BFLOAT16.numpy()
     feeds = {"x": X[0, 0, :2, :4].copy(), "k": np.arange(4).astype(narrow)}
