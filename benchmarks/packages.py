@@ -309,7 +309,7 @@ def _drawn(inputs: Any, image: int, length: int, middle: int, fill: str) -> tupl
         kind = each.type.removeprefix("tensor(").removesuffix(")")
         name = each.name.lower()
         if kind == "string":
-            arrays[each.name] = np.full(shape, "text", object)
+            arrays[each.name] = np.full(shape, "text")
         elif kind in ("float", "double", "float16"):
             dtype = {"float": np.float32, "double": np.float64, "float16": np.float16}[kind]
             arrays[each.name] = np.asarray(rng.standard_normal(shape)).astype(dtype)

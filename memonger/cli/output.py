@@ -169,4 +169,5 @@ def read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
     except MemongerError:
         raise
     except Exception as error:  # of a file from outside numpy and zipfile raise nearly everything
-        raise MemongerError(f"{path} is not an .npz of input arrays: {str(error).rstrip('.')}.") from error
+        text = " Text is read from arrays of numpy's str: array.astype(str)." if "allow_pickle" in str(error) else ""
+        raise MemongerError(f"{path} is not an .npz of input arrays: {str(error).rstrip('.')}.{text}") from error

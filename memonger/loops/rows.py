@@ -129,7 +129,8 @@ def with_overlap(model: ir.Model) -> bool:
         read, is_larger = next(iter(node.inputs), None), node.op_type in ("Resize", "Upsample")
         kernel = node.inputs[1] if node.op_type == "Conv" else None
         size = node.attributes.get_ints("kernel_shape") or (kernel is not None and static_shape(kernel)) or (1, 1)
-        if read is None or not (is_larger or (node.op_type in ("Conv", "MaxPool", "AveragePool") and size[-2] > 1)):
+        reads_rows = node.op_type in ("Conv", "MaxPool", "AveragePool") and len(size) > 1 and size[-2] > 1
+        if read is None or not (is_larger or reads_rows):
             continue
         chain = _cheap_chain(read, _elements(node.outputs[0] if is_larger else read) // 2)
         inside = {node, *chain}

@@ -58,6 +58,10 @@ class NoRoomError(SessionError):
     """The device hasn't the room for what is to run."""
 
 
+class RunFailedError(SessionError):
+    """The runtime took the model, and a run of it failed."""
+
+
 Results = tuple[tuple[object, ...], ...]
 
 _Places = tuple[Sequence[ArenaTensor], Arena]
@@ -412,7 +416,7 @@ def _run_once(
                     f"({option('device', 'none')})."
                 ) from error
             hint = f" It was fed random numbers: give real inputs ({inputs})." if generated else ""
-            raise SessionError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+            raise RunFailedError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
 
 
 def _loops(model: ir.Model) -> list[ir.Node]:
@@ -451,6 +455,8 @@ def _fingerprint(result: Any) -> tuple[object, ...]:
         return (repr(result),)
     if result.dtype.kind == "O":
         return (result.shape, *result.ravel().tolist())
+    if result.dtype.kind == "f" and np.isnan(result).any():
+        return (float("nan"),)  # equal to none, its own among them: where no numbers come out nothing tells bits apart
     content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
     return (result.shape, str(result.dtype), hashlib.sha256(content.data).hexdigest())
 

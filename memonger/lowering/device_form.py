@@ -184,6 +184,8 @@ class _Lowering:
             opened = run_passes(model.clone(), "lower", open_branches)
             try:
                 return self.as_stock(opened, unbound)
+            except calibrate.RunFailedError:
+                raise  # it was that, and is something else now
             except SessionError:
                 pass  # it isn't that: what was said first counts
             raise

@@ -194,7 +194,9 @@ def to_python(value: Any, kind: Kind | None) -> Any:
         return None
     if value.is_tensor():
         try:
-            return value.numpy()
+            array, dtype = value.numpy(), ElementType(value.element_type())
+            as_bytes = array.dtype.kind == "u" and dtype.is_floating_point()  # float8, in onnxruntime's Python
+            return array.view(dtype.numpy()) if as_bytes and dtype.bitwidth == 8 else array
         except RuntimeError as error:  # a type that onnxruntime's Python has no array for, such as bfloat16
             dtype, shape = ElementType(value.element_type()), tuple(value.shape())
             if value.device_name() != "cpu" or dtype == ElementType.STRING or dtype.bitwidth < 8:

@@ -186,10 +186,15 @@ def _is_plain(model: ir.Model) -> bool:
 
 SERIALIZING_ERRORS = (ir.serde.SerdeError, ValueError, TypeError)
 
-# How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text.
+# How onnx writes a complaint about a node of the model; one about a function's body has another list in place of text,
+# and one about an input without a type is for `complete_types`: what writes it may have no inference of its own.
 _HEAD = "[ShapeInferenceError] Inference error(s): "
 
-_COMPLAINT = re.compile(rf"^(?:{re.escape(_HEAD)})?\(op_type:[^)]*\): (?!\[\w+\] Inference error)", re.MULTILINE)
+_UNTYPED = r"Input \d+ expected to have type but instead is null"
+
+_COMPLAINT = re.compile(
+    rf"^(?:{re.escape(_HEAD)})?\(op_type:[^)]*\): (?!\[\w+\] (?:Inference error|{_UNTYPED}))", re.MULTILINE
+)
 
 
 def _contradiction(name: str, complaint: Exception) -> str:

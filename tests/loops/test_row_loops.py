@@ -71,6 +71,11 @@ def _model(body: str, height: int, channels: int = 16, width: int = 24) -> onnx.
     return onnx.shape_inference.infer_shapes(model)
 
 
+def test_nodes_of_signals_overlap_nothing() -> None:
+    model = parse("g (float[1, 4, 32] x) => (float[1, 4, 30] y) { a = Relu(x) y = MaxPool<kernel_shape=[3]>(a) }")
+    assert not with_overlap(load(model).ir)
+
+
 def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False) -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir

@@ -278,10 +278,12 @@ def test_types_of_onnxruntimes_operators_are_those_of_its_schemas() -> None:
 
 @DEVICES
 def test_a_pipeline_of_operators_that_nothing_infers(device: str) -> None:
-    """As skl2onnx writes it: no type is inferred behind a Scaler, and Casts follow Casts of unknown size."""
+    """As skl2onnx writes it: nothing infers the type behind an Imputer, whose input has none at first either."""
     ml = {"domain": "ai.onnx.ml"}
     nodes = [
-        NODE("Scaler", ["x"], ["a"], offset=[0.5, 0.5], scale=[2.0, 2.0], **ml), NODE("Sub", ["a", "x"], ["b"]),
+        NODE("Neg", ["x"], ["v"]), NODE("Imputer", ["v"], ["w"], imputed_value_floats=[0.0], **ml),
+        NODE("Mul", ["w", "x"], ["u"]), NODE("Scaler", ["u"], ["a"], offset=[0.5, 0.5], scale=[2.0, 2.0], **ml),
+        NODE("Sub", ["a", "x"], ["b"]),
         NODE("Normalizer", ["b"], ["c"], norm="L1", **ml), NODE("Mul", ["c", "a"], ["y"]),
         NODE("ArgMax", ["b"], ["best"], axis=1, keepdims=0),
         NODE("ArrayFeatureExtractor", ["classes", "best"], ["d"], **ml),
