@@ -43,7 +43,7 @@ class ScratchFolder:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         _sweep(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        lock = _lock(self.path)  # the system lets go of it however the process ends
+        lock = _lock(self.path / _HELD, os.O_CREAT)  # the system lets go of it however the process ends
         self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def remove(self) -> None:
@@ -58,13 +58,17 @@ def _remove(folder: Path, lock: int | None, owner: int) -> None:
         os.close(lock)
 
 
-def _lock(folder: Path, *, wait: bool = False) -> int | None:
-    """A descriptor that holds the lock of a folder; None where another holds it or there are no locks."""
+_HELD = ".held"
+"""In a temporary folder what its owner locks: the folder itself is locked by who saves a model in it (`locked`)."""
+
+
+def _lock(path: Path, flags: int = 0, *, wait: bool = False) -> int | None:
+    """A descriptor that holds the lock of a file or folder; None where another holds it or there are no locks."""
     if sys.platform == "win32":  # nothing is locked there, and what killed processes leave isn't removed
         return None
     descriptor = -1
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | flags, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         if descriptor >= 0:
@@ -85,7 +89,7 @@ def _sweep(parent: Path, prefix: str) -> None:
             is_old = time.time() - folder.stat().st_mtime > _ABANDONED
         except OSError:  # its owner just removed it
             continue
-        lock = _lock(folder) if is_old else None
+        lock = _lock(folder / _HELD, os.O_CREAT) if is_old else None
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)

@@ -74,6 +74,17 @@ def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> N
     assert not left.exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_who_saves_in_a_temporary_folder_of_its_own_waits_for_nobody(temporary: Path) -> None:
+    import fcntl
+
+    folder = ScratchFolder()
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a save of large weights does, but it would wait
+    os.close(descriptor)
+    folder.remove()
+
+
 def test_only_abandoned_folders_of_ours_are_removed(temporary: Path) -> None:
     young, foreign = temporary / "memonger-tmp-abcd1234", temporary / "memonger-mine"
     for folder in (young, foreign):
