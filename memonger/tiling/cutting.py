@@ -158,20 +158,16 @@ class Cut:
 
     def integer(self, name: str, default: int) -> int:
         """An attribute."""
-        attribute = self.node.attributes.get(name)
-        return default if attribute is None else attribute.as_int()
+        return self.node.attributes.get_int(name, default)
 
     def integers(self, name: str, default: Iterable[int] | None = None) -> list[int] | None:
         """An attribute."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return None if default is None else list(default)
-        return [int(each) for each in attribute.as_ints()]
+        found = self.node.attributes.get_ints(name, default)
+        return None if found is None else list(found)
 
     def text(self, name: str, default: str) -> str:
         """An attribute."""
-        attribute = self.node.attributes.get(name)
-        return default if attribute is None else str(attribute.as_string())
+        return self.node.attributes.get_string(name, default)
 
     def positive(self, axis: int, index: int = 0) -> int:
         """An axis of an input, counted from the front."""

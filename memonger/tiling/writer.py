@@ -516,7 +516,7 @@ class BandWriter:
         begin, end = ((row - piece.rows[0]) * unit for row in rows)
         part = self.writer.value(source, along, end - begin, name)
         self.writer.slice(source, along, begin, end, part)
-        found = Piece(rows, view=part) if value in self.blocked else Piece(rows, part)
+        found = self._piece(value, rows, part)
         if self.size:
             self.cuts[value, axis, rows] = found
         return found
@@ -528,7 +528,11 @@ class BandWriter:
         name = f"{value.name}.chunk{rows[0]}_{rows[1]}{'' if self.size else '/joined'}"
         joined = self.writer.value(views[0][0], axis, (rows[1] - rows[0]) * self.unit(value, axis), name)
         self.writer.window("Concat", [view for view, _ in views], {"axis": axis}, joined)
-        return Piece(rows, view=joined) if value in self.blocked else Piece(rows, joined)
+        return self._piece(value, rows, joined)
+
+    def _piece(self, value: ir.Value, rows: Interval, made: ir.Value) -> Piece:
+        """What was cut or joined of a value."""
+        return Piece(rows, view=made) if value in self.blocked else Piece(rows, made)
 
     def _as_view(self, value: ir.Value, axis: int, piece: Piece) -> tuple[ir.Value, int]:
         """Rows as their bytes lie, and the axis along which they do."""
@@ -582,5 +586,4 @@ class BandWriter:
             numbers = self.writer.initializer(name, ir.Tensor(index.astype(np.int64)))
             before, _ = self._as_view(value, self.axes[value], pieces[0])
             self.writer.window("ScatterND", [before, numbers, view], {}, whole)
-        every = (0, height)
-        self.wholes[value] = [Piece(every, view=whole) if value in self.blocked else Piece(every, whole)]
+        self.wholes[value] = [self._piece(value, (0, height), whole)]
