@@ -124,7 +124,7 @@ def _budget_below(plan: Plan) -> int | None:
 
 def _of_values(plan: Plan, device: Device) -> str:
     if plan.mode == "training":
-        return "a budget below it has more of them computed again; memonger pareto shows at what cost"
+        return "a budget below it has more of them computed again, at a cost that pareto shows"
     if plan.device == "none" and not plan.chunks:
         return f"{option('chunks', N)} has them run in so many slices"
     if plan.device == "none":

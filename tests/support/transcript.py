@@ -161,7 +161,9 @@ _TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
 _NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
 _UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
 _NOISE = re.compile(r"^(?:memonger: note: )?The machine is noisy:.*?says\s+more\.\n", re.DOTALL | re.MULTILINE)
-_MADE_OF = re.compile(r"^Largest at its peak:.*?^Most of it is .*?\.\n(?=Live|Keep)", re.DOTALL | re.MULTILINE)
+_MADE_OF = re.compile(
+    r"^Largest at its peak:.*?^Most of it is .*?\.\n(?:(?=Live)|Keep[^\n]*\n)", re.DOTALL | re.MULTILINE
+)
 _BARS = re.compile("[▁-█]+")
 
 
