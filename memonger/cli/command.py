@@ -248,23 +248,18 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def given_again(ctx: click.Context, leave_out: Collection[str]) -> str:
-    """The arguments and options that stand on the command line, as they would be typed again.
+    """The arguments and options of the command line as they were typed, but for some.
 
     Args:
         ctx: Of the command.
         leave_out: Names of parameters.
     """
-    words = []
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        if name in leave_out or ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        value, flag = ctx.params[name], parameter.opts[-1]
-        if isinstance(parameter, click.Option) and parameter.is_flag:
-            words.append(flag)
-            continue
-        if isinstance(value, dict):
-            value = tuple(f"{key}={size}" for key, size in value.items())
-        for one in value if isinstance(value, tuple) else (value,):
-            words += [shlex.quote(str(one))] if isinstance(parameter, click.Argument) else [flag, shlex.quote(str(one))]
-    return " ".join(words)
+    options = {flag: each for each in ctx.command.params if isinstance(each, click.Option) for flag in each.opts}
+    words, rest = list[str](), iter(ctx.meta[_ARGUMENTS])
+    for word in rest:
+        flag, has_value, _ = word.partition("=")
+        option = options.get(flag)
+        value = [] if option is None or option.is_flag or has_value else [next(rest)]
+        if option is None or option.name not in leave_out:
+            words += [word, *value]
+    return shlex.join(words)

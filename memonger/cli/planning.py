@@ -23,6 +23,7 @@ from memonger.planner import search_plan as planner
 from memonger.planner.changes import Changes
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
+from memonger.report.makeup import makeup
 from memonger.report.runs import format_seconds
 from memonger.report.summary import details_table, headline, plan_figures, plan_record
 from memonger.runtime import disk
@@ -62,6 +63,8 @@ def plan(
         kind = "DistributedTrainingSession" if made.graph.collectives else "TrainingSession"
         train, run = f"Train it: memonger.{kind}('{output}')", f"Run it: memonger run {output} --compare"
         console.print(f"Wrote {output}. {train if trains else run}", soft_wrap=True)
+    elif annotated is None and report is None:
+        console.print(f"Keep it: {keeping(model)}", soft_wrap=True)
     if annotated is not None:
         again = "with --strategy marks and the same loss it gives this plan again"
         console.print(f"Wrote {annotated}: {again}.", soft_wrap=True)
@@ -93,8 +96,21 @@ def _print_plan(made: Plan, record: dict[str, Any], details: bool) -> None:
         if made.chunks:
             console.print(chunks_table(record["chunks"]))
             console.print(CHUNKS_NOTE)
-    print_lines(console, text.memory_picture(made))
+    print_lines(console, (*makeup(made).lines, *text.memory_picture(made)))
     console.print(text.planned_line(record, details))
+
+
+def keeping(model: Path) -> str:
+    """The command that writes the plan of a model, with the flags of this command that say how to plan."""
+    given = given_again(click.get_current_context(), _OF_RUNS)
+    return f"memonger plan {given} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
+
+
+_OF_RUNS = (
+    "outputs", "compare", "against", "steps", "runs", "warm_up", "seed", "cuda_graph", "pad", "atol", "rtol", "details",
+    "as_json", "quiet", "force",
+)  # fmt: skip
+"""Parameters that have no effect on a plan."""
 
 
 def search_plan(model: Path, quiet: bool, **flags: Any) -> Plan:

@@ -1,5 +1,6 @@
 """The command ``run``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import click
 from memonger.cli import compare as comparing
 from memonger.cli import train as training
 from memonger.cli.differences import Tolerance
-from memonger.cli.output import Screen, print_json, print_notes, progress_bar, read_inputs
-from memonger.cli.planning import refuse_planning_options, search_plan
+from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar, read_inputs
+from memonger.cli.planning import keeping, refuse_planning_options, search_plan
 from memonger.cli.settings import Settings
 from memonger.files import temporary_folder
 from memonger.ir import training_roles
@@ -17,6 +18,7 @@ from memonger.model.load import load_as_is
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.report import runs as tables
+from memonger.report.makeup import makeup
 
 
 def run(
@@ -48,6 +50,7 @@ def run(
         with progress_bar(quiet, f"Running {model.name}") as report_progress:
             plan = Plan.load(planned)
             stock = (against or comparing.stock_model(model, planned, plan, folder)) if compare else None
+            made_of = makeup(plan) if planned != model else None
             if training.is_trained(plan):
                 result = training.train(plan, planned, stock, feeds, settings, steps, folder, report_progress)
             elif stock is not None:
@@ -57,7 +60,7 @@ def run(
         if outputs is not None:
             comparing.save_outputs(result.outputs if result.saved is None else result.saved, outputs)
     if as_json:
-        print_json({**result.record, "model": str(model)})
+        print_json({**result.record, "model": str(model), **(asdict(made_of) if made_of is not None else {})})
     else:
         console, trains = Screen(), result.record.get("mode") == "training"
         if result.outputs:
@@ -68,6 +71,9 @@ def run(
             console.print(tables.comparison_note(unit, loaded), style="dim")
         for line in result.lines:
             console.print(line)
+        if made_of is not None:
+            print_lines(console, made_of.lines)
+            console.print(f"Keep the plan: {keeping(model)}", soft_wrap=True)
         print_notes(() if quiet else result.notes)
     if not result.passed:
         raise click.exceptions.Exit(1)

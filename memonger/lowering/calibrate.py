@@ -40,7 +40,7 @@ from memonger.runtime.profile import workspace_of
 from memonger.runtime.program import inputs_of, kind_of
 from memonger.runtime.weights import LEND_ALL, session_of
 from memonger.units import MiB
-from memonger.words import FILE, option
+from memonger.words import FILE, NAME, N, option
 
 LATER_RUNS, LATER_SECONDS, LATER_NODES = 2, 1.0, 8192
 """Nodes are timed in so many runs at most; in more than one only as far as all of them end within so many seconds, and
@@ -415,8 +415,9 @@ def _run_once(
                     f"itself how often it runs. Give inputs with which it ends ({inputs}), or plan without a run "
                     f"({option('device', 'none')})."
                 ) from error
-            hint = f" It was fed random numbers: give real inputs ({inputs})." if generated else ""
-            raise RunFailedError(f"the calibrating run failed: {str(error).strip()}.{hint}") from error
+            sizes = option("dims", {NAME: N})
+            hint = f" It was fed random numbers: give other sizes ({sizes}) or real inputs ({inputs})."
+            raise RunFailedError(f"the calibrating run failed: {str(error).strip()}.{hint * generated}") from error
 
 
 def _loops(model: ir.Model) -> list[ir.Node]:

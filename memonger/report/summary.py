@@ -13,14 +13,16 @@ from rich.table import Table
 from memonger.devices import parse_device
 from memonger.plan import Plan
 from memonger.report.chunks import chunk_records
+from memonger.report.makeup import makeup
 from memonger.report.memory_count import count_memory
 from memonger.shapes.ranges import DimRange, described, own
 from memonger.units import GiB, KiB, MiB, format_size
 
 
 def plan_record(plan: Plan, model: str, output: str | None) -> dict[str, Any]:
-    """Every figure of a plan, with its memory counted by kind; see `plan_figures`."""
-    return {**plan_figures(plan, model, output), "memory": count_memory(plan).to_dict()}
+    """Every figure of a plan, with its memory counted by kind and what it is made of; see `plan_figures`."""
+    figures = plan_figures(plan, model, output)
+    return {**figures, "memory": count_memory(plan).to_dict(), **asdict(makeup(plan))}
 
 
 def plan_figures(plan: Plan, model: str, output: str | None) -> dict[str, Any]:

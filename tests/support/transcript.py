@@ -161,6 +161,9 @@ _TIME = re.compile(r"\d+(?:\.\d+)? (?:µs|ms|s)\b")
 _NUMBER = re.compile(r"[+-]?\d[\d,.]*\d(?:e-?\d+)?|[+-]?\d")
 _UNIT = re.compile(r"# (?:B|bytes|[KMG]iB|µs|ms|s)\b")
 _NOISE = re.compile(r"^(?:memonger: note: )?The machine is noisy:.*?says\s+more\.\n", re.DOTALL | re.MULTILINE)
+_MADE_OF = re.compile(
+    r"^Largest at its peak:.*?^Most of it is .*?\.\n(?:(?=Live)|Keep[^\n]*\n)", re.DOTALL | re.MULTILINE
+)
 _BARS = re.compile("[▁-█]+")
 
 
@@ -171,7 +174,7 @@ def exact(text: str) -> str:
 
 def form(text: str) -> str:
     """What has to be the same for other models, too: words, rows and columns; of equal rows one."""
-    text = _NOISE.sub("", text)
+    text = _MADE_OF.sub("", _NOISE.sub("", text))  # what another model is made of has other names
     masked = _BARS.sub("▁", _UNIT.sub("#", _NUMBER.sub("#", re.sub(r"[\w./-]+\.onnx", "MODEL", text))))
     masked = re.sub(r"#(?:, #)+", "#", masked)  # a list of numbers has any length
     lines = [" ".join(re.sub("([━─])+", r"\1", line).split()) for line in masked.splitlines()]
