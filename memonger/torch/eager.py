@@ -289,6 +289,7 @@ class _Draft:
             latest.update(dict.fromkeys((*reads[number], *call.makes), len(schedule)))
             schedule.append(number)
         self._saved = saved
+        self._costs = [call.cost if call.makes or call.changes else 0.0 for call in step.calls]  # views are free
         graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
         buffers = assign_storage(graph, alignment=1).buffers
         self._live = live_bytes(buffers, len(schedule)) + base + step.given_bytes
@@ -308,7 +309,7 @@ class _Draft:
             of_call = self._spans[index]
             if opens:
                 needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
-                cost = sum(calls[one].cost for one in again)
+                cost = sum(self._costs[one] for one in again)
                 items.append((cost / max(1, sum(span.size for span in needed)), index, -1, needed))
             if keeps:
                 for one in sorted(self._keepable[index]):
@@ -335,7 +336,7 @@ class _Draft:
         repeated = [one for index in left for one in self.again[index] if one not in kept[index] and calls[one].makes]
         return Choice(
             tuple(self._checkpoint(index, kept[index]) for index in left), int(live.max()), len(repeated),
-            sum(calls[one].cost for one in repeated),
+            sum(self._costs[one] for index in left for one in self.again[index] if one not in kept[index]),
         )  # fmt: skip
 
     def _checkpoint(self, index: int, kept: Collection[int]) -> Checkpoint:
