@@ -18,12 +18,12 @@ import torch._functorch.config as functorch
 
 import memonger.torch
 from benchmarks.machine import Record, stamp
+from benchmarks.training.step_networks import NETWORKS
 from benchmarks.training.torch_budgets import Contest, Loss, Rows, heading, program, shown
 from tests.support.live_storages import allocated
 
 ACTIVATIONS, SHARE = 0.5, 0.7
 OWN, LIMITED, OURS = "torch.compile", f"torch.compile, activation budget {ACTIVATIONS}", "memonger"
-CHOSEN = ("bert", "gpt2", "mobilenet_v3", "llama")
 
 
 def measured(name: str) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
 
 def main() -> None:
     """Measure what is asked for, and print what is measured."""
-    program(__file__, __doc__, CHOSEN, measured, lines)
+    program(__file__, __doc__, tuple(NETWORKS), measured, lines)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint as run_again
 
 from memonger.errors import BudgetError, PlanError
@@ -289,6 +289,7 @@ class _Draft:
             latest.update(dict.fromkeys((*reads[number], *call.makes), len(schedule)))
             schedule.append(number)
         self._saved = saved
+        self._costs = [call.cost if call.makes or call.changes else 0.0 for call in step.calls]  # views are free
         graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
         buffers = assign_storage(graph, alignment=1).buffers
         self._live = live_bytes(buffers, len(schedule)) + base + step.given_bytes
@@ -308,7 +309,7 @@ class _Draft:
             of_call = self._spans[index]
             if opens:
                 needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
-                cost = sum(calls[one].cost for one in again)
+                cost = sum(self._costs[one] for one in again)
                 items.append((cost / max(1, sum(span.size for span in needed)), index, -1, needed))
             if keeps:
                 for one in sorted(self._keepable[index]):
@@ -335,7 +336,7 @@ class _Draft:
         repeated = [one for index in left for one in self.again[index] if one not in kept[index] and calls[one].makes]
         return Choice(
             tuple(self._checkpoint(index, kept[index]) for index in left), int(live.max()), len(repeated),
-            sum(calls[one].cost for one in repeated),
+            sum(self._costs[one] for index in left for one in self.again[index] if one not in kept[index]),
         )  # fmt: skip
 
     def _checkpoint(self, index: int, kept: Collection[int]) -> Checkpoint:
@@ -352,42 +353,88 @@ class _Draft:
         )  # fmt: skip
 
 
-class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What runs again leaves the buffers as they are: the forward pass has written into them."""
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operator of a region, which costs its time in Python: as little as can be.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        kept: See `Checkpoint`.
+        results: Kept ones, by operator and which of its calls, with the version that they had.
+    """
+
+    def __init__(self, kept: Mapping[Any, frozenset[int]], results: dict[tuple[Any, int], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._kept, self._results, self._counts = kept, results, dict[Any, int]()
+
+    def __enter__(self) -> Any:
+        self._counts = dict.fromkeys(self._kept, -1)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no compiler is told at each operator to leave this alone
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As PyTorch's own modes of selective checkpoints."""
+        return True
+
+    def _is_kept(self, target: Any) -> bool:
+        """Whether a run's result is; each run is asked about once."""
+        turns = self._kept.get(target)
+        if turns is None:
+            return False
+        self._counts[target] += 1
+        return self._counts[target] in turns
+
+
+class _First(_Mode):
+    """In the forward pass what is to be kept is."""
+
+    def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = target(*args, **(kwargs or {}))
+        if self._is_kept(target):
+            # apart from what autograd attaches to the result, but with its version: below views, as PyTorch does it
+            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                kept = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+            versions = [one._version for one in operators.tensors_in(kept)]
+            self._results[target, self._counts[target]] = kept, versions
+        return result
+
+
+class _Again(_Mode):
+    """What runs again takes what is kept, and leaves the module's buffers as the forward pass has written them."""
+
+    def __init__(
+        self, kept: Mapping[Any, frozenset[int]], results: dict[tuple[Any, int], Any], module: nn.Module | None
+    ) -> None:
+        super().__init__(kept, results)
         self._module, self._buffers = module, frozenset[int]()
 
     def __enter__(self) -> Any:
-        self._buffers = frozenset(operators.storages(self._module.buffers()))
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        self._buffers = frozenset(operators.storages(self._module.buffers())) if self._module else frozenset()
+        return super().__enter__()
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if operators.normalizes_by_its_batch(target, args):
-            names = [one.name for one in target._schema.arguments]
-            args = [None if name in operators.STATISTICS else one for name, one in zip(names, args, strict=False)]
-        else:
-            written = operators.storages(operators.written(target, args, kwargs))
-            if written and self._buffers.issuperset(written):
-                return operators.left_out(target, args, kwargs)
+        if self._is_kept(target):
+            if (target, self._counts[target]) not in self._results:
+                raise RuntimeError(
+                    "memonger: gradients are taken a second time of one forward pass, of which single results were "
+                    "kept for the first alone: run the forward pass again."
+                )
+            result, versions = self._results.pop((target, self._counts[target]))
+            if versions != [one._version for one in operators.tensors_in(result)]:
+                raise RuntimeError(f"memonger: the result of '{target}', kept for the backward pass, was written into.")
+            return result
+        if self._buffers and operators.may_write(target):
+            if operators.normalizes_by_its_batch(target, args):
+                names = [one.name for one in target._schema.arguments]
+                args = [None if name in operators.STATISTICS else one for name, one in zip(names, args, strict=False)]
+            else:
+                written = operators.storages(operators.written(target, args, kwargs))
+                if written and self._buffers.issuperset(written):
+                    return operators.left_out(target, args, kwargs)
         return target(*args, **kwargs)
-
-
-class _Both:
-    """Two contexts as one, that may be entered again."""
-
-    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
-        self._outer, self._inner = outer, inner
-
-    def __enter__(self) -> None:
-        self._outer.__enter__()
-        self._inner.__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        self._inner.__exit__(*raised)
-        self._outer.__exit__(*raised)
 
 
 class Checkpointed:
@@ -448,24 +495,11 @@ class Checkpointed:
         return [torch.empty(0, device=device) for device in devices if device.type != "cpu"]
 
     def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        first: AbstractContextManager[Any] = nullcontext()
-        again: AbstractContextManager[Any] = nullcontext()
-        if checkpoint.kept:
-            policy = _Policy(checkpoint.kept)
-            first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-        return first, _Both(_Again(self._part), again) if checkpoint.writes else again
-
-
-class _Policy:
-    """What of a region's calls of operators is kept, as PyTorch asks for it: at each, in the forward pass."""
-
-    def __init__(self, kept: Mapping[Any, frozenset[int]]) -> None:
-        self._kept, self._counts = kept, dict[Any, int]()
-
-    def __call__(self, _: Any, target: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        turn = self._counts[target] = self._counts.get(target, -1) + 1
-        is_kept = turn in self._kept.get(target, ())
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+        results = dict[tuple[Any, int], Any]()
+        first = _First(checkpoint.kept, results) if checkpoint.kept else nullcontext()
+        if not checkpoint.kept and not checkpoint.writes:
+            return first, nullcontext()
+        return first, _Again(checkpoint.kept, results, self._part if checkpoint.writes else None)
 
 
 def _in_turn(parts: Sequence[Any], value: Any) -> Any:

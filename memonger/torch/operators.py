@@ -1,6 +1,7 @@
 """What is known of a run of one of PyTorch's operators: storages, bytes, cost, whether it may run again."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -102,9 +103,17 @@ def normalizes_by_its_batch(target: Any, args: Sequence[Any]) -> bool:
     )
 
 
+@cache
+def may_write(target: Any) -> bool:
+    """Whether runs of an operator can write into what they are given: schemas are slow to ask."""
+    return isinstance(target, torch._ops.OpOverload) and any(
+        one.name in STATISTICS or (one.alias_info and one.alias_info.is_write) for one in target._schema.arguments
+    )
+
+
 def written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Tensors that a run writes into. A batch normalization's schema doesn't say that it does."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not may_write(target):
         return []
     given = _by_name(target, args, kwargs)
     names = {one.name for one in target._schema.arguments if one.alias_info and one.alias_info.is_write}

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,16 +82,16 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
     copied, given, mode = without_memory(module, inputs)
     step_before = recorded(copied, given, mode)
     _, checkpoints, after = eager.chosen(copied, given, mode, step_before.peak * 7 // 10, 0)
-    (kept,) = [one.kept for one in checkpoints if one.kept]
-    again = {call.target: 0 for call in after.calls}
-    for call in after.calls[sum(not call.is_backward for call in step_before.calls) :]:
-        again[call.target] += 1
-    for target, turns in kept.items():
-        region = next(one.region for one in checkpoints if one.kept)
-        times = sum(call.target is target for call in step_before.calls[slice(*region.calls)])
-        behind = sum(call.target is target for call in step_before.calls if call.is_backward)
-        assert 0 < len(turns) <= times
-        assert again[target] <= behind + times - len(turns)
+    again = Counter(call.target for call in after.calls[sum(not call.is_backward for call in step_before.calls) :])
+    behind = Counter(call.target for call in step_before.calls if call.is_backward)
+    run, kept = Counter[Any](), Counter[Any]()
+    for one in checkpoints:
+        run.update(call.target for call in step_before.calls[slice(*one.region.calls)])
+        kept.update({target: len(turns) for target, turns in one.kept.items()})
+    assert kept
+    for target, times in kept.items():
+        assert 0 < times <= run[target]
+        assert again[target] <= behind[target] + run[target] - times
 
 
 def columns(depth: int, *more: nn.Module) -> nn.Sequential:
