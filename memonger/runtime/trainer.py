@@ -1,6 +1,7 @@
 """Trains planned models on onnxruntime: a step's updates are written over what they update."""
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -74,7 +75,8 @@ class Trainer:
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
         self._exchange: Exchange | None = None  # what ranks do between the partitions of a step
-        detached = read_plans(plan, accumulation, device, self._share, check_order, state_folder)
+        beside = Path(plan).resolve().parent if isinstance(plan, str | Path) else tempfile.gettempdir()
+        detached = read_plans(plan, accumulation, device, self._share, check_order, state_folder or beside)
         del plan, accumulation  # with the models, whose weights would be there twice
         process_memory.settle()
         read: TrainingPlans = detached.restored()

@@ -7,7 +7,6 @@ gradients of a bucket lie where the engine of the ranks adds them up.
 """
 
 import hashlib
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,21 +154,19 @@ def read_plans(
     device: str | Device | None,
     share: tuple[int, int] | None,
     check_order: bool,
-    folder: str | Path | None = None,
+    folder: str | Path,
 ) -> Detached:
     """`TrainingPlans`, written out.
 
     Args:
         plan, accumulation, device, check_order: See `memonger.TrainingSession`.
         share: This rank and their number, where each updates a part of the parameters.
-        folder: Where what is updated lies that the plans leave in a file; None: beside the plan that is in one.
+        folder: Where what is updated lies that the plans leave in a file.
 
     Raises:
         SessionError: the plans aren't for training, of different models, or for another device; the machine or the
             folder lacks room.
     """
-    if folder is None:
-        folder = Path(plan).resolve().parent if isinstance(plan, str | Path) else tempfile.gettempdir()
     plans = [verified(one) for one in (plan, accumulation) if one is not None]
     process_memory.settle()  # what reading left would grow with what follows, and stay in part
     roles = [one.training for one in plans if one.training is not None and one.training.loss is not None]
@@ -194,12 +191,6 @@ def read_plans(
     states_of_others = others - set(roles[0].parameters)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
     in_file = dict.fromkeys(name for one in plans for name in one.state_in_file)
-    if share is not None and not in_file.keys().isdisjoint(roles[0].parameters):
-        raise SessionError(
-            f"{first.name} is planned for so little memory that parameters stay in a file, and ranks that share the "
-            f"optimizer's state send them to each other: leave shard_optimizer out, or plan with a larger "
-            f"{option('budget')}."
-        )
     stores = _stores(first.model, roles[0], tensors, owners, where, in_file, folder)
     cuts = [
         cut_step(
@@ -387,9 +378,19 @@ def _persistent(plans: Sequence[Plan], roles: Sequence[Training]) -> dict[str, A
 
 def _stores(
     model: ir.Model, roles: Training, tensors: Mapping[str, ArenaTensor], owners: Mapping[str, int], device: Device,
-    in_file: Collection[str], folder: str | Path,
+    in_file: Mapping[str, object], folder: str | Path,
 ) -> tuple[Store, Store]:  # fmt: skip
-    """Weights, each rank's together, and all else that persists; each with what it is before the first step."""
+    """Weights, each rank's together, and all else that persists; each with what it is before the first step.
+
+    Raises:
+        SessionError: a file for what is ``in_file`` can't be had in the folder, or ranks would share what is there.
+    """
+    if owners and not in_file.keys().isdisjoint(roles.parameters):
+        raise SessionError(
+            f"{model.graph.name} is planned for so little memory that parameters stay in a file, and ranks that share "
+            f"the optimizer's state send them to each other: leave shard_optimizer out, or plan with a larger "
+            f"{option('budget')}."
+        )
     weights = dict.fromkeys((*sorted(roles.parameters, key=lambda name: owners.get(name, 0)), *roles.statistics))
     others = (tensor for name, tensor in tensors.items() if name not in weights)
     stores = (
