@@ -497,9 +497,18 @@ class _SizeSearch:
         return self.schedules.reach(low, self.between.request, high - 1, self.schedules.found)
 
     def _scaled(self, attempt: _Attempt, low: int, high: int) -> int | None:
-        """In chunks: four times as much while all fits, then what follows from the smallest plan of what doesn't."""
+        """In chunks: four times as much while all fits, then what follows from the smallest plan of what doesn't.
+
+        Between a size that fits and one that doesn't totals are taken to grow evenly.
+        """
         if attempt.beyond is None:
-            return 4 * low if not any(each.beyond for each in self.attempts.values()) else low
+            above = min((each for each in self.attempts.values() if each.beyond), key=lambda e: e.size, default=None)
+            if above is None:
+                return 4 * low
+            if above.total is None or attempt.total is None:
+                return low
+            grown, room = above.total - attempt.total, self.memory - attempt.total
+            return low + (above.size - low) * room // max(1, grown)
         if attempt.total is None or self.smallest is None:
             return None
         fixed = self.smallest[1].base
