@@ -230,10 +230,8 @@ class ChunkSearch:
         if key not in self._axes:
             if self.job.training is None:
                 self._axes[key] = self._of_inputs()
-            else:  # ranges are cut along axes of their own
-                order, graph, cut, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-                step = _in_order(self.job, -1, order, graph, cut)
-                self._axes[key] = [dataclasses.replace(step, ranges=ranges)]
+            else:
+                self._axes[key] = [self.regions_without(self._refused)]
         axes = self._axes[key]
         along = [axis.bands(self._most, self.most_copies) for axis in axes]
         found: list[Candidates] = [
@@ -266,6 +264,11 @@ class ChunkSearch:
         """
         self._refused = dict(refused)
         return self._of_inputs(also_repeated=not self.job.ranges)
+
+    def regions_without(self, refused: Mapping[str, str]) -> "AxisGraph":
+        """A training step, whose ranges are cut along axes of their own, where nodes of these names stay whole."""
+        order, graph, cut, ranges = regions_of(self.job.lowered.model, self.job.plain.graph, refused)
+        return dataclasses.replace(_in_order(self.job, -1, order, graph, cut), ranges=ranges)
 
     def _of_inputs(self, also_repeated: bool = False) -> list["AxisGraph"]:
         """The axes of the inputs along which something can be cut."""
