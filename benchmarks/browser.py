@@ -103,7 +103,7 @@ def opened(address: str) -> Iterator[Page]:
     browser = found()
     assert browser is not None
     asks, answers = os.pipe(), os.pipe()
-    with TemporaryDirectory() as profile:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # the browser may still write there
         flags = [
             "--headless=new",
             "--window-size=1100,900",

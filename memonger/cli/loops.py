@@ -11,7 +11,8 @@ from memonger.cli.options import FORCED
 from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar
 from memonger.errors import PlanError
 from memonger.ir.values import required_inputs
-from memonger.loops.search import Loop, Shrunk
+from memonger.loops.candidates import Loop
+from memonger.loops.search import Shrunk
 from memonger.loops.search import shrink as shrunk
 from memonger.loops.targets import RUNTIMES
 from memonger.serving.package import TensorSpec

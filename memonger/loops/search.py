@@ -7,9 +7,7 @@ another that runs the model as it was: the same outputs bit for bit, no longer t
 next candidate.
 """
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,14 +19,13 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.files import write_whole
-from memonger.ir.operators import operator_name
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
 from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
+from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, overlapping, rounded, why_not
 from memonger.loops.copies import with_copies
-from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.targets import RUNTIMES, Weights
-from memonger.loops.writer import NotInLoopsError, settle_constants, with_loops
+from memonger.loops.writer import NotInLoopsError, settle_constants
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
 from memonger.model.load import Source, load, load_as_is
@@ -43,23 +40,12 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.shapes.inference import tell_sizes
-from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
-from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.row_search import RowSearch
-from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
-from memonger.tiling.slices import Band, SliceStage, row_band
-from memonger.tiling.stages import MOST_SLICES, StageSearch, StepSpan
-from memonger.tiling.writer import SliceWriter, in_slices
+from memonger.tiling.slice_check import SliceCheck
+from memonger.tiling.writer import SliceWriter
 from memonger.words import option
-
-ITERATION_SECONDS = 3e-5
-"""What a loop does around the nodes of its body, each time."""
-
-PLACES = 8
-"""A loop may end at so many steps of a range, those before which fewest bytes cross."""
 
 TRIED, FORECAST = 8, 6
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
@@ -79,18 +65,6 @@ TURNS, TURN_SECONDS = 4, 0.3
 
 ROUNDS = 3
 """So often they take turns where the fastest runs are too slow: of another program on the machine that may be."""
-
-_PARTS = 6
-"""In so many slices nodes are run alone that may give other last bits of rows."""
-
-_FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
-_HEAVY = frozenset(
-    (
-        *_FUSED, "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Flatten", "Reshape", "Transpose",
-        "Concat", "ReduceMean", "LayerNormalization", "LSTM", "GRU", "RNN", "Resize", "DepthToSpace", "Split",
-    )
-) - {"BatchNormalization"}  # fmt: skip
-"""Operators that onnxruntime doesn't fuse into what computes their input, as it does activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +86,6 @@ class Footprint:
 
 
 _NOTHING_RUN = Footprint(None, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """Nodes that run in a loop.
-
-    Attributes:
-        first: Name of the first node.
-        last: Name of the last.
-        nodes: How many.
-        slices: In how many slices, of all the surrounding loops together.
-    """
-
-    first: str
-    last: str
-    nodes: int
-    slices: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,27 +126,6 @@ class Shrunk:
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
             write_whole(Path(path), lambda target: target.write(data))
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """Bands that run in loops.
-
-    Attributes:
-        bytes: What the model is estimated to need then.
-        seconds: How much longer it is estimated to take.
-        write: Gives the model in loops, or raises a `NotInLoopsError`.
-        loops: What runs in them.
-        is_nested: Whether one of them stands in another.
-        twice: Bytes of weights that it holds twice once loaded: in a loop and in nodes around it.
-    """
-
-    bytes: float
-    seconds: float
-    write: Callable[[], ir.Model]
-    loops: tuple[Loop, ...]
-    is_nested: bool = False
-    twice: int = 0
 
 
 def shrink(
@@ -242,18 +178,20 @@ def shrink(
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
     sliced = SliceCheck(0, job.lowered.spent) if check and not allow_rounding else None
     if sliced is not None:
-        axes = search.axes_without({name: ROUNDED for axis in axes for name in _rounded(axis, sliced)})
+        axes = search.axes_without({name: ROUNDED for axis in axes for name in rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
-    found = [each for axis in axes for each in _candidates(axis, open_size)]
-    if not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
-        found += _in_rows(search.job, sliced)
-        found += _overlapping(search.job, sliced)
+    found = [each for axis in axes for each in along(axis, open_size)]
+    if search.job.training is not None:
+        found += in_regions(search, sliced, allow_rounding)
+    elif not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
+        found += in_rows(search.job, sliced)
+        found += overlapping(search.job, sliced)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
         copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
             other = ChunkSearch(again.lowered, again.request, options, again.device, batch, planner.solve(again))
-            ways = [*_in_rows(other.job, sliced), *_overlapping(other.job, sliced)]
+            ways = [*in_rows(other.job, sliced), *overlapping(other.job, sliced)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
@@ -263,11 +201,11 @@ def shrink(
     less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
-    why = _why_no_loops(job.lowered.model, [*axes, *found], less, max_overhead) if not fast else ""
+    why = _why_no_loops(search.job, [*axes, *found], less, max_overhead) if not fast else ""
     found = fast
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
-        as_it_is = _Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
+        as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
@@ -297,40 +235,7 @@ def shrink(
     return replace(made, before=before, notes=notes, target=target)
 
 
-def _rounded(axis: StageSearch, check: SliceCheck) -> Iterator[str]:
-    """Names of nodes that give other last bits on the finest slices than whole, each run alone.
-
-    Of convolutions that is known: their algorithm doesn't depend on the batch.
-    """
-    count = max(n for n in range(1, min(axis.axes.size, MOST_SLICES) + 1) if axis.axes.size % n == 0)
-    if axis.ranges and count > 1:
-        bands = [_band(axis.axes.size, (span.begin, span.end, count)) for span in axis.ranges]
-        yield from _different(axis.lowered.model, bands, axis.axes.nodes, check)
-
-
-def _rounded_rows(job: ToSlice, check: SliceCheck) -> Iterator[str]:
-    """Names of nodes that give other last bits of some rows than of all, each run alone, but for convolutions."""
-    model, bands = job.lowered.model, list[Band]()
-    rules = row_rules(model)
-    for step, (node, rule) in enumerate(zip(model.graph, rules, strict=True)):
-        if isinstance(rule, Slicing) and operator_name(node) not in EXACT | {"Conv"}:
-            bands.append(row_band(step, step + 1, {node: rule}, -(-rule.height // _PARTS)))
-    yield from _different(model, bands, rules, check)
-
-
-def _different(
-    model: ir.Model, bands: Sequence[Band], rules: Sequence[Slicing | Refusal | None], check: SliceCheck
-) -> Iterator[str]:
-    """Names of a model's nodes that give other last bits in bands."""
-    made = in_slices(model, bands, rules)
-    copies = copies_by_node(made.copies)
-    for node in (node for node in model.graph if operator_name(node) not in EXACT | {"Conv"}):
-        own = copies.get(str(node.name))
-        if own and check.see((model, node), made.model, own).difference:
-            yield str(node.name)
-
-
-def _need(candidate: _Candidate) -> tuple[float, float]:
+def _need(candidate: Candidate) -> tuple[float, float]:
     return candidate.bytes + candidate.twice, candidate.seconds
 
 
@@ -346,18 +251,18 @@ class _Forecast:
         refused: Why candidates can't be written.
     """
 
-    left: list[_Candidate]
+    left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
     refused: list[str] = field(default_factory=list)
     _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
 
-    def best(self) -> tuple[_Candidate, ir.Model, Expected | None] | None:
+    def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
 
         Forecasts are closer than estimates. Where there is none, the estimate counts.
         """
-        found = list[_Candidate]()
+        found = list[Candidate]()
         while len(found) < min(FORECAST, len(self.left)):
             place = len(found) if len(found) < FORECAST - 1 else len(self.left) - 1
             if self._write(self.left[place]):
@@ -370,7 +275,7 @@ class _Forecast:
         self.left = [each for each in self.left if each is not best]
         return best, *self._made.pop(id(best))
 
-    def _write(self, candidate: _Candidate) -> bool:
+    def _write(self, candidate: Candidate) -> bool:
         """Whether it can be written."""
         if id(candidate) not in self._made:
             try:
@@ -381,7 +286,7 @@ class _Forecast:
             self._made[id(candidate)] = made, expected(made, self.shapes, self.threads)
         return True
 
-    def _need(self, candidate: _Candidate) -> tuple[float, float]:
+    def _need(self, candidate: Candidate) -> tuple[float, float]:
         _, known = self._made[id(candidate)]
         return (candidate.bytes if known is None else known.run_bytes) + candidate.twice, candidate.seconds
 
@@ -416,134 +321,14 @@ def _is_product(node: ir.Node) -> bool:
     return given is not None and len(static_shape(given) or ()) > 2
 
 
-def _why_no_loops(model: ir.Model, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
+def _why_no_loops(job: ToSlice, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
     """Why no loop is to be tried: there is none, none of them needs less, or all of these take too long."""
     if not found:
-        return f"can't run in loops: {_why_not(model)}"
+        return f"can't run in loops: {why_not(job.lowered.model, trains=job.training is not None)}"
     if not less:
         return "gains nothing in loops: what can run in slices needs as much memory whole"
     given = option("max_overhead", max_overhead)
     return f"gains nothing in loops: all are estimated to take longer than {given} allows"
-
-
-def _why_not(model: ir.Model) -> str:
-    """Why no node can be cut along an axis of an input."""
-    sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
-    if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):
-        rows = next((str(rule) for rule in row_rules(model) if isinstance(rule, Refusal)), "it reads no images")
-        return (
-            f"its batch is one; give it the size that it is to run with ({option('batch', 16)}); "
-            f"and by rows it can't be cut: {rows.rstrip('.')}"
-        )
-    return "no node that reads an input can run on slices of it"
-
-
-def _candidates(axis: StageSearch, open_size: str) -> Iterator[_Candidate]:
-    """All that can run in so many slices, and of each range two loops, the inner one finer.
-
-    Of an open size slices of one.
-    """
-    size = axis.axes.size
-    if open_size and axis.axis:
-        return
-    counts = [count for count in range(2, min(size, MOST_SLICES) + 1) if size % count == 0]
-    counts = [count for count in counts if not open_size or count == size]
-    for count in counts:
-        bands = [_band(size, (span.begin, span.end, count)) for span in axis.ranges]
-        yield _candidate(axis, bands, open_size)
-    nodes = list(axis.lowered.model.graph)
-    for number, span in enumerate(axis.ranges):
-        for place, fine in itertools.product(_places(nodes, span), counts):
-            for coarse in [1, *(count for count in counts if count < fine and fine % count == 0)]:
-                stages = [(span.begin, place, fine), *([(place, span.end, coarse)] if coarse > 1 else [])]
-                others = [_band(size, (o.begin, o.end, fine)) for n, o in enumerate(axis.ranges) if n != number]
-                bands = sorted([*others, _band(size, *stages)], key=lambda band: band.stages[0].begin)
-                yield _candidate(axis, bands, open_size)
-
-
-def _band(size: int, *stages: tuple[int, int, int]) -> Band:
-    return Band(tuple(SliceStage(a, b, tuple(size * n // count for n in range(count + 1))) for a, b, count in stages))
-
-
-def _places(nodes: Sequence[ir.Node], span: StepSpan) -> list[int]:
-    """Steps before which a loop may end: where fewest bytes cross of those that no fusion crosses."""
-    clean = _may_end(nodes)
-    places = [step for step in range(span.begin + 1, span.end) if clean[step]]
-    parts = [places[len(places) * n // PLACES : len(places) * (n + 1) // PLACES] for n in range(PLACES)]
-    return [min(part, key=lambda step: (span.crossing[step - span.begin], step)) for part in parts if part]
-
-
-def _may_end(nodes: Sequence[ir.Node]) -> list[bool]:
-    """Before which steps a loop may end: no fusion crosses there."""
-    step_of, clean = {node: step for step, node in enumerate(nodes)}, np.ones(len(nodes) + 1, bool)
-    for step, node in enumerate(nodes):
-        for user in (user for value in node.outputs for user in value.consumers()):
-            is_fused = user.op_type not in _HEAVY and not (user.op_type == "Add" and node.op_type not in _FUSED)
-            is_fused = is_fused or _is_in_blocks_only_there(node, user)
-            if is_fused and user in step_of:
-                clean[step + 1 : step_of[user] + 1] = False
-    return [bool(one) for one in clean]
-
-
-def _is_in_blocks_only_there(node: ir.Node, user: ir.Node) -> bool:
-    """Whether an image that is made larger is laid out in blocks by the convolution that makes it, and by nothing else.
-
-    Without, that takes three times as long.
-    """
-    dims = static_shape(node.outputs[0]) or ()
-    is_larger = user.op_type in ("Resize", "Upsample") and node.op_type == "Conv"
-    return is_larger and len(dims) == 4 and dims[1] % BLOCK > 0
-
-
-def _candidate(axis: StageSearch, bands: Sequence[Band], open_size: str) -> _Candidate:
-    """With what it is estimated to need, and how much longer to take."""
-    alive, seconds = np.array(axis.live, float), axis.more_seconds(bands)
-    spans = {span.begin: span for span in axis.ranges}
-    for band in bands:
-        span, end = spans[band.stages[0].begin], band.stages[-1].end
-        coarse = len(band.stages[-1].slices) - 1
-        for stage in band.stages:
-            count = len(stage.slices) - 1
-            crossing = span.crossing[stage.end - span.begin] if stage.end < end else 0.0
-            seconds += count * ITERATION_SECONDS
-            for step in range(stage.begin, stage.end):
-                alive[step] = span.needed(step, end, count, crossing / coarse)
-    stages, nodes, loops = [one for band in bands for one in band.stages], axis.nodes, list[Loop]()
-    for stage in stages:
-        own = [step for step in range(stage.begin, stage.end) if isinstance(axis.axes.nodes[step], Slicing)]
-        if own:
-            first, last = nodes[own[0]].name, nodes[own[-1]].name
-            loops.append(Loop(str(first), str(last), len(own), len(stage.slices) - 1))
-    write = partial(with_loops, axis.lowered.model, axis.axes, tuple(bands), open_size)
-    is_nested = any(len(band.stages) > 1 for band in bands)
-    return _Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
-
-
-def _in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[_Candidate]:
-    """Bands whose images run in slices of rows, as they are estimated for a plan, without nodes that round otherwise.
-
-    A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
-    stacked them, and as the next node reads them.
-    """
-    uncut = dict.fromkeys(_rounded_rows(job, check) if check is not None else (), ROUNDED)
-    search = RowSearch(job, uncut=uncut, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
-    model, nodes, rules = search.lowered.model, search.nodes, search.how
-    for bands, parts in search.ways({}, most_copies=math.inf):
-        loops, weights = list[Loop](), dict[ir.Value, int]()
-        for band in bands:
-            own = [nodes[step] for step in range(band.begin, band.end) if isinstance(rules[step], Slicing)]
-            loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.counts[0]))
-            read = (value for node in own for value in node.inputs if value is not None)
-            weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
-        seconds, write = math.fsum(part.seconds for part in parts), partial(with_row_loops, model, bands)
-        yield _Candidate(max(p.bytes for p in parts), seconds, write, tuple(loops), twice=sum(weights.values()))
-
-
-def _overlapping(job: ToSlice, check: SliceCheck | None) -> Iterator[_Candidate]:
-    """The same where rows of cheap nodes are computed again in place of kept; nothing if there are none."""
-    model = job.lowered.model.clone()
-    if with_overlap(model):
-        yield from _in_rows(replace(job, lowered=replace(job.lowered, model=model)), check)
 
 
 @dataclass(slots=True)

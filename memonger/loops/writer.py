@@ -4,16 +4,18 @@ What `memonger.tiling` calls a band with stages, fine slices first and coarser o
 standard ONNX: the outermost loop goes over the coarsest slices, and what runs in finer ones is a loop in its body. So
 between two stages values exist in slices only, and the memory of a body's values is used again by the next slice.
 
-A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. What a loop reads
-whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs them for its kernels.
-They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
+A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. A product over the
+axis that is cut, as a weight's gradient is, a loop carries from slice to slice: each adds its part to the sum so far.
+What a loop reads whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs them
+for its kernels. They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.errors import PlanError
@@ -62,7 +64,7 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
         writer.order += [*nodes[start:first], *(node for node in cut if node not in answers)]
         stages = [[node for node in nodes[one.begin : one.end] if node in answers] for one in band.stages]
         counts = [_equal_slices(one.slices) for one in band.stages]
-        writer.order += _BandInLoops(writer, axes.size, answers, stages, counts, open_size).nodes(len(stages) - 1, 1)
+        writer.order += _BandInLoops(writer, band.size, answers, stages, counts, open_size).nodes(len(stages) - 1, 1)
         start = last
     writer.order += nodes[start:]
     copy.graph.extend(writer.order)
@@ -100,12 +102,17 @@ def _open(graph: ir.Graph, name: str) -> None:
 
 
 def settle_constants(writer: SliceWriter) -> None:
-    """Let nodes read constants in place of what copies or transposes them.
+    """Let nodes read constants in place of what copies or transposes them, and no number that is cast there and back.
 
     A body's node wouldn't know that it reads a constant; and what onnxruntime works out of one when it loads a body, it
-    holds in the body's message, too.
+    holds in the body's message, too. A Cast back to the type that was there it drops, even where a body in a branch
+    reads its result (1.32.0), and then finds nothing to read.
     """
     for node in writer.model.graph:
+        if operator_name(node) == "Cast" and (number := _cast_back(node)) is not None:
+            ir.convenience.replace_all_uses_with(node.outputs[0], number)
+            writer.read_no_more(node.outputs[0])
+            continue
         constant = node.inputs[0] if operator_name(node) in ("Identity", "Transpose") else None
         if constant is None or constant.const_value is None or constant.is_graph_input():
             continue
@@ -117,6 +124,18 @@ def settle_constants(writer: SliceWriter) -> None:
             constant = writer.initializer(f"{constant.name}.transposed", transposed(constant.const_value, axes))
         ir.convenience.replace_all_uses_with(result, constant)
         writer.read_no_more(result)
+
+
+def _cast_back(node: ir.Node) -> ir.Value | None:
+    """What a Cast gives again that was cast to a wider type before it; None where it gives something else."""
+    wide = node.inputs[0]
+    before = None if wide is None else wide.producer()
+    if before is None or operator_name(before) != "Cast" or node.outputs[0].is_graph_output():
+        return None
+    value = before.inputs[0]
+    floats = [v.dtype for v in (value, wide) if v is not None and v.dtype is not None and v.dtype.is_floating_point()]
+    is_back = len(floats) == 2 and floats[0] == node.attributes["to"].as_int()
+    return value if is_back and floats == [ir.DataType.FLOAT, ir.DataType.DOUBLE] else None
 
 
 def move_constants(writer: SliceWriter, bodies: Sequence[ir.Graph]) -> None:
@@ -157,6 +176,11 @@ def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     )  # fmt: skip
     named.meta.update(tensor.meta)
     return named
+
+
+def _sums_of(node: ir.Node, how: Slicing) -> list[ir.Value]:
+    """What a node sums up slice by slice."""
+    return [node.outputs[index] for index in sorted(how.sums)]
 
 
 def _equal_slices(bounds: Sequence[int]) -> int:
@@ -248,6 +272,9 @@ class _BandInLoops:
                     self.reads[before[-1]] = [0]
                     inputs.append(before[-1].outputs[0])
                 node.replace_input_with(index, entries[value])
+        sums = [value for node in body if node in self.answers for value in self._summed(node, around)]
+        zeros, begins, totals = [list(values) for values in zip(*sums, strict=True)] or [[], [], []]
+        before += zeros
         exits = [
             v for node in body for v in node.outputs if v.is_graph_output() or any(n not in own for n in v.consumers())
         ]
@@ -279,12 +306,33 @@ class _BandInLoops:
             outputs.append(self._value(value, [runs, *inside], f"{joined.name}.slices"))
             behind.append(self._reshape(outputs[-1], static_shape(joined) or (), "", joined))
             self.reads[behind[-1]] = []
-        name = self.writer.fresh(f"loop.{body[0].name or exits[0].name}")
-        graph = ir.Graph(list(entries.values()), gives, nodes=body, name=f"{name}.body")
+        name = self.writer.fresh(f"loop.{body[0].name or (*exits, *totals)[0].name}")
+        kept = [v for node in body if node in self.answers for v in _sums_of(node, self.answers[node])]
+        graph = ir.Graph([*begins, *entries.values()], [*kept, *gives], nodes=body, name=f"{name}.body")
         attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
-        scan = ir.Node("", "Scan", inputs, attributes, outputs=outputs, name=name)
+        taken = [*(zero.outputs[0] for zero in zeros), *inputs]
+        scan = ir.Node("", "Scan", taken, attributes, outputs=[*totals, *outputs], name=name)
         self.reads[scan] = []
         return [*before, scan, *behind]
+
+    def _summed(self, node: ir.Node, around: int) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
+        """Let a product add its part to what the slices before it gave: zeros, the sum so far, and that of all."""
+        for value in _sums_of(node, self.answers[node]):
+            if around > 1 or operator_name(node) != "Gemm" or len(node.inputs) > 2 or value.dtype is None:
+                raise NotInLoopsError(f"the loop that sums up '{value.name}' stands in another, or adds more to it.")
+            dims = static_shape(value) or ()
+            begin, total, zero = (ir.Value(type=value.type, shape=value.shape) for _ in range(3))
+            ir.convenience.replace_all_uses_with(value, total, replace_graph_outputs=True)
+            total.name, value.name = value.name, self.writer.fresh(f"{value.name}.so_far")
+            begin.name, zero.name = (self.writer.fresh(f"{total.name}.{name}") for name in ("sum", "zeros"))
+            node.resize_inputs(3)
+            node.replace_input_with(2, begin)
+            node.attributes.pop("beta", None)
+            filled = {"value": ir.Tensor(np.zeros(1, value.dtype.numpy()), dtype=value.dtype)}
+            name, sizes = self.writer.fresh(f"{zero.name}/ConstantOfShape"), self.writer.integers(dims)
+            made = ir.node("ConstantOfShape", [sizes], filled, outputs=[zero], name=name)
+            self.reads[made] = []
+            yield made, begin, total
 
     def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
         """A value's slices have to be stretches of it."""

@@ -211,9 +211,8 @@ class ChunkSearch:
         if key not in self._stages:
             if self.job.training is None:
                 self._stages[key] = self._of_inputs()
-            else:  # ranges are cut along axes of their own
-                order, axes, spans = regions_of(self.job.lowered.model, self.job.plain.graph, self._refused)
-                self._stages[key] = [StageSearch(self.job, -1, axes, order, spans)]
+            else:
+                self._stages[key] = [self.regions_without(self._refused)]
         searches = self._stages[key]
         found: list[Candidates] = [search.candidates(most, copies) for search in searches]
         if self.job.training is not None:
@@ -259,6 +258,11 @@ class ChunkSearch:
         """
         self._refused = dict(refused)
         return self._of_inputs(also_repeated=not self.job.ranges)
+
+    def regions_without(self, refused: Mapping[str, str]) -> StageSearch:
+        """A training step, whose ranges are cut along axes of their own, where nodes of these names stay whole."""
+        order, axes, spans = regions_of(self.job.lowered.model, self.job.plain.graph, refused)
+        return StageSearch(self.job, -1, axes, order, spans)
 
     def _of_inputs(self, also_repeated: bool = False) -> list[StageSearch]:
         """The axes of the inputs along which something can be cut."""

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from memonger.errors import PlanError
-from memonger.loops import search
+from memonger.loops import candidates, search
 from memonger.loops.rows import with_overlap, with_row_loops
 from memonger.loops.writer import NotInLoopsError
 from memonger.model.load import load
@@ -243,13 +243,13 @@ def test_nodes_that_round_otherwise_on_rows_stay_whole(monkeypatch: pytest.Monke
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     seen = list[set[str]]()
 
-    def rows(job: search.ToSlice, check: search.SliceCheck | None) -> Iterator[object]:
+    def rows(job: candidates.ToSlice, check: candidates.SliceCheck | None) -> Iterator[object]:
         assert check is not None
-        rounded = set(search._rounded_rows(job, check))
+        rounded = set(candidates.rounded_rows(job, check))
         seen.append({node.op_type for node in job.lowered.model.graph if node.name in rounded})
         return iter(())
 
-    monkeypatch.setattr(search, "_in_rows", rows)
+    monkeypatch.setattr(search, "in_rows", rows)
     monkeypatch.setattr(search, "can_be_in_branch", lambda model: False)
     with pytest.raises(PlanError):
         memonger.shrink(model)
