@@ -5,10 +5,12 @@
 `benchmarks.networks`, or networks of single images, in stock onnxruntime with its default options, file before and
 after in processes of their own that take turns: own memory of the process once loaded, the most of a run beyond that,
 and the fastest run. Outputs are compared bit for bit. With a number of threads the files are made as always, and
-compared once more with so many within a node. A network that gains nothing has the reason.
+compared once more with so many within a node. A network that gains nothing has the reason. Rows are kept in JSON beside
+the table: ``--resume`` takes those that are there, ``--minutes`` begins none after so many.
 """
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ import onnx
 
 import memonger
 import models
-from benchmarks.machine import MIB, Table, geometric_mean, keep, stamp
+from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, stamp
 from benchmarks.networks import DEFAULT, NETWORKS, write
 from memonger.errors import PlanError
 from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
@@ -116,7 +118,7 @@ def _forecast(footprint: Footprint) -> float | None:
     return None if footprint.expected is None else footprint.expected.run_bytes / _run(footprint)
 
 
-def lines(names: Sequence[str], is_image: bool, batch: int, threads: int) -> Iterator[str]:
+def lines(names: Sequence[str], is_image: bool, batch: int, threads: int, record: Record) -> Iterator[str]:
     """The lines of the table, of all networks or those of these names."""
     told = ["--images"] if is_image else [f"--batch {batch}"] if batch != BATCH else []
     command = " ".join(["inference.loops", *told, *([f"--threads {threads}"] if threads else []), *names])
@@ -133,7 +135,11 @@ def lines(names: Sequence[str], is_image: bool, batch: int, threads: int) -> Ite
     if not is_image:
         known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
     for name in names or usual:
-        line, memory, took = row(name, known[name], batch, threads, most)
+        if name not in record.rows:
+            if record.is_over:
+                continue
+            record.add(name, {"row": row(name, known[name], batch, threads, most)})
+        line, memory, took = record.rows[name]["row"]
         yield line
         family: str = "images" if is_image else NETWORKS[name].family
         means += [(family, memory, took)] if memory is not None and took is not None else []
@@ -151,6 +157,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *images()], help="only these networks, and no file")
     parser.add_argument("--batch", type=int, default=BATCH, help="images or sequences at a time; those of --images: 1")
     parser.add_argument("--threads", type=int, default=0, help="within a node; 0: onnxruntime's default")
+    parser.add_argument("--resume", action="store_true", help="run what the table's rows in JSON lack")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no network after so many")
     given = parser.parse_args()
     unknown = set(given.names).difference(images() if given.images else NETWORKS)
     if unknown:
@@ -158,7 +166,8 @@ def main() -> None:
     batch = 1 if given.images else given.batch
     name = "images" if given.images else "loops" if batch == BATCH else f"loops_batch{batch}"
     path = Path(__file__).with_name(f"{name}_threads{given.threads}.txt" if given.threads else f"{name}.txt")
-    keep(lines(given.names, given.images, batch, given.threads), None if given.names else path)
+    record = Record(None if given.names else path.with_suffix(".json"), given.resume, given.minutes)
+    keep(lines(given.names, given.images, batch, given.threads, record), None if given.names else path)
 
 
 if __name__ == "__main__":

@@ -227,12 +227,14 @@ def _optimizer(flags: dict[str, Any]) -> "Optimizer | None":
     values = {key: flags.pop(key, None) for key in ("lr", "momentum", "weight_decay")}
     settings = {key: value for key, value in values.items() if value is not None}
     if name is None and settings:
-        raise click.UsageError(f"--{next(iter(settings)).replace('_', '-')} is for an --optimizer.")
+        raise click.UsageError(
+            f"--{next(iter(settings)).replace('_', '-')} is for an --optimizer: add one, as --optimizer sgd."
+        )
     if "momentum" in settings and name != "sgd":
-        raise click.UsageError("--momentum is for --optimizer sgd.")
+        raise click.UsageError("--momentum is for --optimizer sgd: take that, or leave it out.")
     bits = flags.pop("optimizer_bits", None)
     if bits is not None and name not in ("adam", "adamw"):
-        raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw.")
+        raise click.UsageError("--optimizer-bits is for --optimizer adam or adamw: take one of these, or leave it out.")
     if bits is not None:
         settings["bits"] = bits
     if name is None:

@@ -38,7 +38,7 @@ def run(
     feeds = read_inputs(flags["inputs"])
     tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
     if not compare and not tolerance.is_exact:
-        raise click.UsageError("--atol and --rtol are for --compare.")
+        raise click.UsageError("--atol and --rtol are for --compare: add that, or leave them out.")
     own = {name: flags.pop(name) for name in ("runs", "warm_up", "seed", "cuda_graph", "pad")}
     if own["pad"] and feeds is None:
         raise click.UsageError("--pad is for --inputs that have fewer rows than the plan's batch.")
