@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("make", clients.CLIENTS, ids=["cpp", "node", "web"])
+@pytest.mark.parametrize("make", clients.CLIENTS, ids=["cpp", "node", "web", "chromium"])
 def test_outputs_are_the_same_in_another_language(make: object, folder: Path, tmp_path: Path) -> None:
     assert callable(make)
     client = make(tmp_path)
