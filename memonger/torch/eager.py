@@ -387,7 +387,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._counts[target] in turns
 
 
-class _First(_Mode):
+class _First(_Mode):  # type: ignore[no-untyped-call]
     """In the forward pass what is to be kept is."""
 
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -401,7 +401,7 @@ class _First(_Mode):
         return result
 
 
-class _Again(_Mode):
+class _Again(_Mode):  # type: ignore[no-untyped-call]
     """What runs again takes what is kept, and leaves the module's buffers as the forward pass has written them."""
 
     def __init__(

@@ -105,7 +105,8 @@ def _drawn(
     """A plan of the step: its graph's nodes in the scheduled order, laid out in one arena."""
     taken, makers = set[str](), {value: n for n, writes in enumerate(step.graph.writes) for value in writes}
     ends = {OUTSIDE: "gradient of an output"}
-    made_by = [step.graph.nodes[makers[value]] for value in range(len(step.graph.values))]
+    nodes = step.graph.nodes
+    made_by = [nodes[makers[v]] if v in makers else name for v, name in enumerate(step.graph.values)]  # or left out
     names = tuple(fresh(ends.get(one, one), taken) for one in made_by)
     once = replace(step.graph, values=names)
     graph = schedule_graph(once, schedule)
