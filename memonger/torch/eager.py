@@ -70,7 +70,7 @@ class Checkpoint:
     Attributes:
         region: Where.
         kept: Calls of operators whose results stay: operator → which of its calls in the region.
-        draws: Whether random numbers are drawn in it.
+        draws: Whether random numbers are drawn in it when it runs again.
         writes: Whether it writes into buffers.
     """
 
@@ -272,10 +272,14 @@ class _Draft:
                         reads[behind[index][-1]][one] = None  # the region's inputs stay until it is done
             runs[behind[index][0]] = len(self.regions)
             self.regions.append(region)
-            self.again.append(range(region.calls[0], max(own[one] for one in read) + 1))
+            ends = [
+                n for n in range(*region.calls) if not read.isdisjoint((*step.calls[n].makes, *step.calls[n].changes))
+            ]
+            self.again.append(range(region.calls[0], ends[-1] + 1))
             saved.append(read)
         schedule, latest = list[int](), dict[int, int]()
         self._spans: list[dict[int, list[_Span]]] = [{} for _ in self.regions]
+        drawn = dict[int, int]()
         for number, call in enumerate(step.calls):
             if number in runs:
                 again = self.again[runs[number]]
@@ -283,17 +287,30 @@ class _Draft:
                     self._spans[runs[number]][one] = [
                         _Span(made, step.sizes[made], latest[made] + 1, place) for made in step.calls[one].makes
                     ]
+                    if one in drawn:
+                        self._spans[runs[number]][one] = [_Span(-1, step.calls[one].bits, drawn[one], place + 1)]
                 for one in again:
                     latest.update(dict.fromkeys((*reads[one], *step.calls[one].makes), len(schedule)))
                     schedule.append(one)
             latest.update(dict.fromkeys((*reads[number], *call.makes), len(schedule)))
+            if call.bits and not call.is_backward:
+                drawn[number] = len(schedule)
             schedule.append(number)
         self._saved = saved
         self._costs = [call.cost if call.makes or call.changes else 0.0 for call in step.calls]  # views are free
         graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
         buffers = assign_storage(graph, alignment=1).buffers
         self._live = live_bytes(buffers, len(schedule)) + base + step.given_bytes
-        self._keepable = [{one for one in again if one in keepable} for again in self.again]
+        # all draws of a region or none: those behind one that is left out would draw other numbers
+        draws = [[one for one in range(*region.calls) if step.calls[one].draws] for region in self.regions]
+        draws = [
+            ones if all(step.calls[one].bits and one in again for one in ones) else []
+            for ones, again in zip(draws, self.again, strict=True)
+        ]
+        self._keepable = [
+            [*([tuple(ones)] if ones else []), *((one,) for one in again if one in keepable)]
+            for ones, again in zip(draws, self.again, strict=True)
+        ]
 
     def within(self, target: int) -> list[Choice]:
         """Choices within so many bytes; where there is none, that which keeps nothing."""
@@ -304,22 +321,22 @@ class _Draft:
         live, calls = self._live.copy(), self.step.calls
         kept: list[set[int]] = [set() for _ in self.regions]
         opened = set[int]()
-        items = list[tuple[float, int, int, list[_Span]]]()
+        items = list[tuple[float, int, tuple[int, ...], list[_Span]]]()
         for index, again in enumerate(self.again):
             of_call = self._spans[index]
             if opens:
                 needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
                 cost = sum(self._costs[one] for one in again)
-                items.append((cost / max(1, sum(span.size for span in needed)), index, -1, needed))
-            if keeps:
-                for one in sorted(self._keepable[index]):
-                    size = sum(span.size for span in of_call[one])
-                    items.append((calls[one].cost / max(1, size), index, one, of_call[one]))
-        for _, index, one, spans in sorted(items, key=lambda item: -item[0]):
+                items.append((cost / max(1, sum(span.size for span in needed)), index, (), needed))
+            for ones in self._keepable[index] if keeps else ():
+                spans = [span for one in ones for span in of_call[one]]
+                cost = sum(calls[one].cost for one in ones)
+                items.append((cost / max(1, sum(span.size for span in spans)), index, ones, spans))
+        for _, index, ones, spans in sorted(items, key=lambda item: -item[0]):
             if index in opened:
                 continue
             changed = [span for span in spans if span.stop > span.start]
-            if one < 0:
+            if not ones:
                 there = {made for each in kept[index] for made in calls[each].makes}
                 changed = [span for span in changed if span.storage not in there]
             before = [live[span.start : span.stop].copy() for span in changed]
@@ -328,10 +345,10 @@ class _Draft:
             if any(live[span.start : span.stop].max() > target for span in changed):
                 for span, old in reversed(list(zip(changed, before, strict=True))):
                     live[span.start : span.stop] = old
-            elif one < 0:
+            elif not ones:
                 opened.add(index)
             else:
-                kept[index].add(one)
+                kept[index].update(ones)
         left = [index for index in range(len(self.regions)) if index not in opened]
         repeated = [one for index in left for one in self.again[index] if one not in kept[index] and calls[one].makes]
         return Choice(
@@ -348,7 +365,7 @@ class _Draft:
                 names.setdefault(call.target, set()).add(turn)
         return Checkpoint(
             region, {target: frozenset(turns) for target, turns in names.items()},
-            draws=any(call.draws for call in calls),
+            draws=any(call.draws and number not in kept for number, call in enumerate(calls, region.calls[0])),
             writes=any(one in self.step.given for call in calls for one in call.changes),
         )  # fmt: skip
 
@@ -393,6 +410,9 @@ class _First(_Mode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = target(*args, **(kwargs or {}))
         if self._is_kept(target):
+            if target in operators.BITS:
+                self._results[target, self._counts[target]] = result.to(torch.bool), [0]
+                return result
             # apart from what autograd attaches to the result, but with its version: below views, as PyTorch does it
             with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
                 kept = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
@@ -425,7 +445,7 @@ class _Again(_Mode):  # type: ignore[no-untyped-call]
             result, versions = self._results.pop((target, self._counts[target]))
             if versions != [one._version for one in operators.tensors_in(result)]:
                 raise RuntimeError(f"memonger: the result of '{target}', kept for the backward pass, was written into.")
-            return result
+            return args[0].copy_(result) if target in operators.BITS else result
         if self._buffers and operators.may_write(target):
             if operators.normalizes_by_its_batch(target, args):
                 names = [one.name for one in target._schema.arguments]

@@ -21,6 +21,9 @@ _DRAWN = 64
 """Bytes that could be moved while the CPU's generator draws a number: on one core (AMD EPYC) PyTorch 2.13 took 6.6 ns
 for one of `torch.rand`, 15 of `torch.bernoulli`, 22 in dropout, and 0.13 for each byte that a product moved."""
 
+BITS = (torch.ops.aten.bernoulli_.float, torch.ops.aten.bernoulli_.Tensor)
+"""Operators that draw zeros and ones into what they are given: a byte an element keeps them."""
+
 STATISTICS = ("running_mean", "running_var")
 """Arguments that a batch normalization writes into, though its schema may not say so."""
 

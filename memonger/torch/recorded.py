@@ -55,6 +55,7 @@ class Call:
             which runs.
         is_backward: Whether it is of the backward pass.
         draws: Whether it draws random numbers.
+        bits: How many zeros and ones it draws into what it is given.
         module: The call of a module that it is a part of, as its number in `RecordedStep.modules`.
         cost: See `memonger.torch.operators.cost`.
     """
@@ -66,6 +67,7 @@ class Call:
     sequence: int
     is_backward: bool
     draws: bool
+    bits: int
     module: int
     cost: float
 
@@ -212,7 +214,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             changes = (*changes, ELSEWHERE)
         self.calls.append(Call(
             target, reads, self._new(operators.tensors_in(result)), changes, self._sequence, node is not None,
-            operators.draws(target, args, kwargs), self.inside[-1], operators.cost(target, args, kwargs, result),
+            operators.draws(target, args, kwargs), args[0].numel() if target in operators.BITS else 0,
+            self.inside[-1], operators.cost(target, args, kwargs, result),
         ))  # fmt: skip
         return result
 

@@ -94,7 +94,7 @@ def _product(text: str) -> tuple[ir.Model, Axes]:
 
 def _band(*counts: int) -> Band:
     stages = (SliceStage(0, 1, tuple(range(0, 257, 256 // count))) for count in counts)
-    return Band({"a": 0, "b": 0}, tuple(stages))
+    return Band(tuple(stages))
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import memonger.torch
 from memonger.errors import BudgetError, LoadError, PlanError
-from memonger.torch import eager
+from memonger.torch import eager, operators
 from memonger.torch.budget import StepPlan
 from memonger.torch.recorded import recorded, without_memory
 from tests.support.live_storages import LiveStorages
@@ -92,6 +92,28 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
     for target, times in kept.items():
         assert 0 < times <= run[target]
         assert again[target] <= behind[target] + run[target] - times
+
+
+def test_zeros_and_ones_that_a_part_draws_are_kept_all_or_none() -> None:
+    torch.manual_seed(0)
+    blocks = columns(6, nn.Dropout(0.3), nn.Linear(64, 64), nn.Dropout(0.1))
+    module, inputs = nn.Sequential(blocks, nn.Linear(32, 1), nn.Flatten(0), nn.Linear(512, 1)), (torch.randn(512, 32),)
+    other = copy.deepcopy(module)
+    plan = tight(module, inputs, 0.4)
+    forwards = [one.forward for one in module.modules() if isinstance(one.forward, eager.Checkpointed)]
+    chosen = [one for each in forwards for ones in each._checkpoints.values() for one in ones]
+    assert chosen
+    for one in chosen:
+        assert [len(turns) % 2 for target, turns in one.kept.items() if target in operators.BITS] == [0]
+        assert not one.draws
+    (loss, gradients), (found, own) = (step(one, one, inputs) for one in (other, module))
+    assert torch.equal(found, loss)
+    assert all(map(torch.equal, own, gradients))
+    del loss, found, gradients, own
+    assert peak_of(module, inputs) == plan.peak_bytes
+    result, state = module(*inputs), torch.get_rng_state()
+    result.backward()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def columns(depth: int, *more: nn.Module) -> nn.Sequential:
@@ -294,7 +316,7 @@ def test_a_devices_random_numbers_are_drawn_again_of_parts_that_are_called_by_ke
         def __init__(self) -> None:
             super().__init__()
             self.parts = nn.ModuleList(
-                nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 64)) for _ in range(4)
+                nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.RReLU(), nn.Linear(64, 64)) for _ in range(4)
             )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
