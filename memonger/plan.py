@@ -424,6 +424,8 @@ class Plan(BasePlan, Header):
             *([("sized at run time", format_size(self.run_time_bytes))] if self.run_time_bytes else []),
             ("inputs", format_size(self.input_bytes)),
             ("steps", str(len(self.graph.nodes))),
+            *([("in chunks", f"{sum(band.nodes for band in self.chunks)} nodes")] if self.chunks else []),
+            *([("stock onnxruntime, expected", format_size(self.stock_bytes))] if self.stock_bytes else []),
         ]
         if self.recomputed:
             rows.append(("recomputed", f"{len(self.recomputed)} steps, {self.overhead:+.1%} cost"))

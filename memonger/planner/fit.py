@@ -267,6 +267,7 @@ class _SizeSearch:
         self.mode: Mode | None = None
         self.searches = self.strategy == "budget"  # else the strategy gives one schedule at each size
         self.smallest: tuple[int, Request] | None = None
+        self.stock: tuple[int, int] | None = None  # a lowered size and what stock onnxruntime takes at it: inference
         self.orders: list[str] = []
         self.lowered: dict[int, Request] = {}
         self.between: Interpolation | None = None
@@ -340,6 +341,8 @@ class _SizeSearch:
             source = self.changes.made(source, options.batch, options.dims)
             options = dataclasses.replace(options, batch=None, dims=None)
         job = prepare(source, options, times=True)
+        if job.stock_bytes is not None and job.mode == "inference":
+            self.stock = (size, job.stock_bytes)
         job = (with_window(job, any_order=True) or job) if self.has_window else job
         return dataclasses.replace(job, request=self._reporting(job.request, size))
 
@@ -390,6 +393,8 @@ class _SizeSearch:
         nearest, request = self.smallest if self.between is None else (size, self.between.request(size))
         arena = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
         needed = request.base + arena * size // nearest
+        if self.stock is not None:  # its allocator rounds up, and doesn't use every gap
+            needed = max(needed, self.stock[1] * size // self.stock[0])
         if needed <= available:
             return None
         return (

@@ -696,8 +696,10 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
     dims = list(job.options.dims or ())
     if job.source.batch is not None or dims:
-        besides = {} if job.source.batch is not None else {"vary": dims[0]}
+        besides: dict[str, object] = {} if job.source.batch is not None else {"vary": dims[0]}
         size = besides.get("vary", "batch")
+        if others := {name: value for name, value in (job.options.dims or {}).items() if name != size}:
+            besides["dims"] = others
         if job.device != device_of(None):
             besides["device"] = str(job.device)
         example = call("fit", job.source.name, memory=exactly(error.budget), **besides)

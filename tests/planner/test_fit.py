@@ -186,9 +186,16 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
         match=r"The largest batch that fits: memonger\.fit\('.*block\.onnx', memory='5KiB', device='none'\)",
     ):
         memonger.search_plan(model, batch=9, mode="inference", device="none", budget="5KiB", effort=EFFORT)
-    with pytest.raises(BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height', device='none'\)"):
+    with pytest.raises(
+        BudgetError, match=r"memonger\.fit\(model, memory='5001B', vary='height', dims=\{'width': 2\}, device='none'\)"
+    ):
         memonger.search_plan(
-            _named("height"), dims={"height": 3000}, mode="inference", device="none", budget=5001, effort=EFFORT
+            _named("height,width"),
+            dims={"height": 3000, "width": 2},
+            mode="inference",
+            device="none",
+            budget=5001,
+            effort=EFFORT,
         )
 
 
@@ -247,13 +254,13 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
 
 def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    measured = memonger.search_plan(model, batch=8, mode="inference", device="cpu", chunks="off").unplanned_bytes
-    monkeypatch.setattr("memonger.planner.fit.available_memory", lambda: measured)
+    stock = memonger.search_plan(model, batch=8, mode="inference", device="cpu", chunks="off").stock_bytes
+    monkeypatch.setattr("memonger.planner.fit.available_memory", lambda: stock)
     found = memonger.fit(model, "1GiB", mode="inference", device="cpu", chunks="off", effort=EFFORT)
     assert found.fits
     assert (found.beyond.size, found.beyond.status) == (found.size + 1, "refused")
     assert "measuring it on cpu takes a run without a plan" in found.beyond.reason
-    assert max(found.tried) == found.size
+    assert max(found.tried) == found.size <= 8
 
 
 WRONG = {

@@ -272,6 +272,7 @@ function showChunks({ plan, chunks }, search) {
   });
   place.append(
     make("p", { className: "faint" }, `Nodes from the first to the last run on one slice of an axis after the other, stage by stage in as many slices as stand there. ${chunks.note}`),
+    make("p", { className: "faint" }, "In the map and the lists NAME.chunk8_16 is slice 8 to 16 of NAME's value. Behind it, /whole is the value itself, which slices are written into; /rows and /joined are rows that a stage keeps of one slice and puts before the next."),
     table(["first node", "last node", "nodes", "runs", "axis", "slices of each stage", "before", "in chunks", "more time"], rows),
   );
 }
