@@ -27,6 +27,7 @@ PAGES = (
     "docs/**/*.css",
 )
 COMMANDS = "<!-- the commands -->"
+CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]+)[)#]")
 
 
@@ -55,6 +56,13 @@ def on_page_read_source(page: Page, config: MkDocsConfig) -> str | None:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Puts the commands where a page has a place for them."""
     return markdown.replace(COMMANDS, reference()) if COMMANDS in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lines of a terminal's tables aren't broken."""
+    return CODE.sub(
+        lambda found: found[0].replace("<code", '<code class="columns"', 1) if "┃" in found[0] else found[0], html
+    )
 
 
 def notebook_text(notebook: dict[str, Any]) -> str:
