@@ -28,6 +28,7 @@ PAGES = (
 )
 COMMANDS = "<!-- the commands -->"
 CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
+FLAG = re.compile(r"(?<=[\s>])--?[a-z][\w-]*")
 LINK = re.compile(r"\]\(([\w./-]+)[)#]")
 
 
@@ -59,10 +60,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Lines of a terminal's tables aren't broken."""
-    return CODE.sub(
-        lambda found: found[0].replace("<code", '<code class="columns"', 1) if "┃" in found[0] else found[0], html
-    )
+    """Neither flags are broken between lines, behind their hyphens, nor lines of a terminal's tables."""
+    return CODE.sub(_unbroken, html)
+
+
+def _unbroken(code: re.Match[str]) -> str:
+    text = FLAG.sub(r'<span class="unbroken">\g<0></span>', code[0])
+    return text.replace("<code", '<code class="unbroken"', 1) if "┃" in text else text
 
 
 def notebook_text(notebook: dict[str, Any]) -> str:

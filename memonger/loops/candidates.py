@@ -110,9 +110,7 @@ def along(axis: StageSearch, open_size: str) -> Iterator[Candidate]:
                 yield _candidate(axis, bands, open_size)
 
 
-def in_regions(
-    search: ChunkSearch, check: SliceCheck | None, allow_rounding: bool = False
-) -> Iterator[Candidate]:
+def in_regions(search: ChunkSearch, check: SliceCheck | None, allow_rounding: bool = False) -> Iterator[Candidate]:
     """Regions of a training step in loops, each along an axis of its own: the worst one, some more, or all.
 
     Args:
