@@ -1,4 +1,5 @@
-"""The picture on the front page: ``python docs/pages/before_after.py`` (extra ``[plot]``) writes docs/before-after.png.
+"""The pictures of the front page: ``python docs/pages/before_after.py`` (extra ``[plot]``) writes docs/before-after.png
+and docs/social-card.png, which is shown with links to the project.
 
 Bytes of values in use over a run of MobileNet-v2 at batch 16: of the model's own nodes, and of the plan, whose nodes
 run on slices of the batch; beside them what stock onnxruntime is expected to take for them.
@@ -8,11 +9,12 @@ import itertools
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 import memonger
 import models
 
-TARGET = Path(__file__).parent.parent / "before-after.png"
+DOCS = Path(__file__).parent.parent
 MIB = 2**20
 
 
@@ -26,14 +28,9 @@ def in_use(plan: memonger.Plan) -> list[float]:
     return [total / MIB for total in itertools.accumulate(changes[:-1])]
 
 
-def main() -> None:
-    """Plan twice, and draw."""
-    model = models.build("mobilenet_v2", batch=16)
-    whole, planned = (
-        memonger.search_plan(model, mode="inference", device="cpu", chunks=one) for one in ("off", "auto")
-    )
+def draw(axes: Axes, whole: memonger.Plan, planned: memonger.Plan) -> None:
+    """What is in use under both plans, and stock onnxruntime's arena."""
     stock = ((planned.stock_bytes or 0) - planned.parameter_bytes - planned.input_bytes) / MIB
-    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
     axes.axhline(stock, color="#c0392b", linestyle="--", label=f"stock onnxruntime's arena: {stock:.0f} MiB")
     for plan, colour, label in ((whole, "#b0b7c3", "values of the model as it is"), (planned, "#0072b2", "planned")):
         values = in_use(plan)
@@ -49,7 +46,24 @@ def main() -> None:
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(TARGET, dpi=160)
+
+
+def main() -> None:
+    """Plan twice, and draw."""
+    model = models.build("mobilenet_v2", batch=16)
+    whole, planned = (
+        memonger.search_plan(model, mode="inference", device="cpu", chunks=one) for one in ("off", "auto")
+    )
+    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    draw(axes, whole, planned)
+    figure.savefig(DOCS / "before-after.png", dpi=160)
+    with plt.rc_context({"font.size": 15}):
+        figure, axes = plt.subplots(figsize=(12, 6.3))
+        figure.subplots_adjust(left=0.09, right=0.95, bottom=0.13, top=0.66)
+        draw(axes, whole, planned)
+    figure.text(0.05, 0.86, "memonger", fontsize=48, weight="bold", color="#0072b2")
+    figure.text(0.05, 0.78, "Plans the memory of a neural network before it runs. The same bits.", fontsize=22)
+    figure.savefig(DOCS / "social-card.png", dpi=100)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ PAGES = (
     "docs/**/*.css",
 )
 COMMANDS = "<!-- the commands -->"
+CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
+FLAG = re.compile(r"(?<=[\s>])--?[a-z][\w-]*")
 LINK = re.compile(r"\]\(([\w./-]+)[)#]")
 
 
@@ -55,6 +57,16 @@ def on_page_read_source(page: Page, config: MkDocsConfig) -> str | None:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Puts the commands where a page has a place for them."""
     return markdown.replace(COMMANDS, reference()) if COMMANDS in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Neither flags are broken between lines, behind their hyphens, nor lines of a terminal's tables."""
+    return CODE.sub(_unbroken, html)
+
+
+def _unbroken(code: re.Match[str]) -> str:
+    text = FLAG.sub(r'<span class="unbroken">\g<0></span>', code[0])
+    return text.replace("<code", '<code class="unbroken"', 1) if "┃" in text else text
 
 
 def notebook_text(notebook: dict[str, Any]) -> str:

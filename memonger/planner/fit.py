@@ -288,10 +288,12 @@ class _SizeSearch:
         if in_chunks:
             self.whole = 0 if self.best is None else self.best.size
             self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
-            high = self._ceiling(self.whole)
-            self._close_in(self.whole, high, max(size, self.whole + 1), self._scaled)
-            if high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
-                self.attempt(high)
+            low, high = self.whole, self._ceiling(self.whole)
+            self._close_in(low, high, max(size, low + 1), self._scaled)
+            while high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
+                if self.attempt(high).beyond is None:  # what can be measured is known better by then
+                    low, high = high, self._ceiling(high)
+                    self._close_in(low, high, low + 1, self._scaled)
         best, plan, bound = self.best, None, None
         low = 0 if best is None else best.size
         sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []

@@ -148,6 +148,7 @@ def _sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_sharing")
 def test_chunks_of_one_structure_share_a_session() -> None:
     made = plan(convolutions(), chunks=BATCH)
+    assert "in chunks" in made._repr_html_()
     session = memonger.Session(made)
     assert len(session.engines) == len(list(cut_chunks(made).groups)) < BATCH
     check_as_stock(made, convolutions())
