@@ -17,7 +17,7 @@ class DeviceArena(Arena):
     """
 
     def __init__(self, size: int, device: Device) -> None:
-        self.size, self.device = size, device
+        self.size, self.own, self.device = size, size, device
         self.address = 0
         self._take()
 
