@@ -268,7 +268,7 @@ def _copy(source: Source) -> Model:
         DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
         AttributeError, RecursionError, RuntimeError,
     ) as error:  # fmt: skip
-        hint = _HINTS.get(path.suffix.lower(), "")
+        hint = _HINTS.get(path.suffix.lower(), " Give the file that an export wrote, whole.")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
     model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
     if spilled is not None:

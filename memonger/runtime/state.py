@@ -187,7 +187,9 @@ def load(path: Path, wanted: Mapping[str, np.ndarray]) -> State:
     except SessionError:
         raise
     except Exception as error:  # of a file from outside numpy and safetensors raise nearly everything
-        raise SessionError(f"{path} is not a training state, or is cut short: {error}.") from error
+        raise SessionError(
+            f"{path} is not a training state, or is cut short: {error}. Give a file that `save` wrote."
+        ) from error
 
 
 def _state(header: Any, file: Any, path: Path, wanted: Mapping[str, np.ndarray]) -> State:
