@@ -411,11 +411,10 @@ class _First(_Mode):  # type: ignore[no-untyped-call]
         result = target(*args, **(kwargs or {}))
         if self._is_kept(target):
             if target in operators.BITS:
-                self._results[target, self._counts[target]] = result.to(torch.bool), [0]
-                return result
-            # apart from what autograd attaches to the result, but with its version: below views, as PyTorch does it
-            with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-                kept = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+                kept = result.to(torch.bool)
+            else:  # apart from what autograd attaches to it, but with its version: below views, as PyTorch does it
+                with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+                    kept = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
             versions = [one._version for one in operators.tensors_in(kept)]
             self._results[target, self._counts[target]] = kept, versions
         return result
