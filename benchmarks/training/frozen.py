@@ -114,11 +114,12 @@ def steps_child(path: str) -> None:
 
 def ask(*words: object, limit: int | None = None) -> dict[str, Any]:
     """What a process says, in a group of its own if there is a limit; or how it ended."""
-    done, held = run_in_group([sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)], limit)
+    command = [sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)]
+    done, limited, _ = run_in_group(command, limit)
     if done.returncode:
         return {"ended": "killed" if done.returncode in (-9, 137) else done.stderr.strip().splitlines()[-1][:80]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"limit": held}
+    return answer | {"limit": limited}
 
 
 def measured(name: str, source: Path, folder: Path, budgets: list[int], record: Record) -> None:
