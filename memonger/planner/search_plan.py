@@ -373,7 +373,7 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
         BudgetError: none does. It names the smallest budget that some attempt found to work.
     """
     refusals = list[BudgetError]()
-    found = _tried(job, begin, refusals)
+    found = _with_values_in_file(job, begin, _tried(job, begin, refusals), refusals)
     if found is not None:
         return found
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
@@ -393,6 +393,44 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
         if _tried(again, begin, []) is not None:
             raise error
     raise refusals[-1]
+
+
+def _with_values_in_file(
+    job: Job, begin: float, found: tuple[Job, Plan] | None, refusals: list[BudgetError]
+) -> tuple[Job, Plan] | None:
+    """What was found, or a plan that leaves values of a step in a file, where that takes fewer seconds, or is the only
+    one; see `memonger.planner.waiting`."""
+    measured, options = job.lowered.calibration, job.options
+    is_timed = measured is not None and bool(measured.seconds) and packs_here(job.lowered.stamp)
+    is_plain = options.buckets is None and options.axis_and_chunks is None and not job.ranges
+    if job.mode != "training" or job.request.budget is None or not (is_timed and is_plain):
+        return found
+    from memonger.planner import waiting  # here: without a budget for a step none of it is needed
+
+    best, least, usual = found, math.inf, None
+    if found is not None:
+        least = usual = waiting.seconds_of(job.request, found[1])
+    for nodes in waiting.choices(job.request, usual):
+        lowered, request = waiting.marked(job.lowered, job.request, job.device, nodes)
+        apart = dataclasses.replace(
+            job, lowered=lowered, request=request, options=dataclasses.replace(options, chunks="off"), has_window=True
+        )
+        unwindowed = dataclasses.replace(apart, request=dataclasses.replace(request, base=job.request.base))
+        for attempt in (apart, with_window(unwindowed) if found is None else None):
+            if attempt is None:
+                continue
+            try:
+                made, solution = decided(attempt)
+                plan = finish(made, solution, begin)
+            except BudgetError as error:
+                refusals.append(error)
+                continue
+            seconds = waiting.seconds_of(job.request, plan)
+            if seconds < least:
+                said = waiting.note(job.request, plan, usual)
+                best, least = (made, dataclasses.replace(plan, notes=(*plan.notes, said))), seconds
+            break
+    return best
 
 
 def _tried(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Plan] | None:
