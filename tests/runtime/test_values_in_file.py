@@ -1,4 +1,4 @@
-"""Values of a step that wait in a file for the backward pass: when they are chosen, what is in memory, the same bits."""
+"""Values of a step that wait in a file for the backward pass: when they are chosen, what is in memory, same bits."""
 
 import json
 import tempfile
@@ -162,7 +162,7 @@ def test_a_disk_is_measured_by_what_is_written_and_read_again(tmp_path: Path) ->
 
 
 def test_a_folder_that_cannot_have_the_values_is_told(plan: memonger.Plan, tmp_path: Path) -> None:
-    with pytest.raises(memonger.SessionError, match=r"can't have a file for .* MiB of values of a step, .*state_folder"):
+    with pytest.raises(memonger.SessionError, match=r"can't have a file for .* of values of a step, .*state_folder"):
         memonger.TrainingSession(plan, state_folder=tmp_path / "none")
 
 
