@@ -16,12 +16,13 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -34,6 +35,9 @@ from memonger.errors import SessionError
 from memonger.runtime import disk, process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
 from memonger.units import MiB
+
+if sys.platform == "linux":
+    import fcntl
 
 PAUSE = 1e-3
 """Seconds between two looks at the page table while a plan runs."""
@@ -60,6 +64,7 @@ _AROUND = 16 * _PAGE  # that many bytes the system may map around a page that is
 
 _DONTNEED, _PAGEOUT = 4, 21  # of madvise(2)
 _ZERO = 0x11  # of fallocate(2): zeros in a file that keeps its size
+_SETSIG = 10  # of fcntl(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,9 @@ class WeightReader:
         if os.getpid() != self._owner:  # in a fork there is no such thread, and the engine refuses to run
             yield
             return
-        with self._one_run:
+        with self._one_run, ExitStack() as held:
+            for file in self._files if sys.platform == "linux" else ():
+                held.enter_context(file.held())
             for file in self._files:
                 file.check()
             begin, fetched = time.perf_counter(), disk.fetched()
@@ -250,6 +257,26 @@ class _DataFile:
                 f"{self.path} was changed since the session was made: it is {what} now, and weights stay in it. Save "
                 "the plan again, and make a new session."
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have whoever wants to open it for writing, or to cut it short, wait until this is over: a lease for reading.
+
+        The system lets them wait no longer than ``/proc/sys/fs/lease-break-time`` says, 45 seconds. There is none where
+        it is open for writing already, is another user's, or its file system has no leases.
+        """
+        is_held = False
+        if not self.is_own:
+            with suppress(OSError):
+                fcntl.fcntl(self.descriptor, _SETSIG, signal.SIGURG)  # which is ignored; by default a break ends us
+                fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                is_held = True
+        try:
+            yield
+        finally:
+            if is_held:
+                with suppress(OSError):
+                    fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def forget(self, begin: int, length: int) -> None:
         """Have zeros in place of bytes that nobody needs: so none is written any more, nor read to be written over.

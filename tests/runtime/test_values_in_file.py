@@ -179,3 +179,17 @@ def test_a_strangers_window_leaves_no_value_out(planned: Path, window: str | Non
     onnx.save(model, planned)
     with pytest.raises(memonger.PlanFileError, match=words):
         memonger.Plan.load(planned)
+
+
+@pytest.mark.usefixtures("_fast")
+def test_what_nothing_else_holds_is_held_and_a_refusal_names_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(memonger.BudgetError) as refused:
+        _plan("11MiB")
+    smallest = refused.value.smallest
+    assert refused.value.lower_bound <= smallest
+    plan = _plan(smallest)
+    assert plan.total_bytes <= smallest
+    monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    with pytest.raises(memonger.BudgetError) as without:
+        _plan("11MiB")
+    assert without.value.smallest >= smallest

@@ -3,6 +3,8 @@
 import json
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -172,6 +174,27 @@ def test_a_file_that_was_changed_is_refused_by_name(own: Path, size: int) -> Non
         os.truncate(data, data.stat().st_size - size)
         with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is shorter now"):
             session.run(FEED)
+
+
+def test_who_cuts_the_file_short_waits_until_the_run_is_over(own: Path) -> None:
+    """By then nothing is mapped that could end the process, and the next run says what has changed."""
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session:
+        (reader,) = session.weight_readers
+        with reader.running():
+            cut = subprocess.Popen([sys.executable, "-c", "import os, sys; os.truncate(sys.argv[1], 1)", str(data)])
+            with pytest.raises(subprocess.TimeoutExpired):
+                cut.wait(1.5)
+            assert data.stat().st_size > 1
+        assert cut.wait(30) == 0
+        with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is shorter now"):
+            session.run(FEED)
+
+
+def test_a_file_that_is_open_for_writing_is_read_all_the_same(own: Path, expected: np.ndarray) -> None:
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session, data.open("r+b"):
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
 
 
 def test_a_file_that_was_written_to_is_refused(own: Path) -> None:
