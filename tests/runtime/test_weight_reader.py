@@ -525,3 +525,29 @@ def test_a_decoder_says_what_stock_says_with_its_weights_in_the_file(decoding: P
         for session in (one, two):
             assert _said(lambda given, session=session: session.run(given)["logits"]) == expected
             assert not session.weight_readers[0].why_not
+
+
+def test_decoders_of_a_fleet_share_a_window_where_callers_keep_the_caches(decoding: Path, tmp_path: Path) -> None:
+    plan = memonger.search_plan(decoder(SIZES), device="cpu", mode="inference", dims=GROWS, budget="1.8MiB")
+    assert plan.window is not None
+    for name in "ab":
+        plan.save(tmp_path / f"{name}.onnx")
+    with memonger.Session(decoding) as session:
+        expected = _said(lambda given: session.run(given)["logits"])
+    with memonger.Fleet({name: tmp_path / f"{name}.onnx" for name in "ab"}) as fleet:
+        memory = fleet.memory()  # both are of one model, whose weights they share
+        assert memory.weights == plan.resident_parameter_bytes
+        assert memory.in_files == plan.parameter_bytes - plan.kept_parameter_bytes
+
+        def by(name: str) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+            caches = {cache: np.zeros((1, 4, 0, 32), np.float32) for cache in SIZES.state}
+
+            def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
+                found = fleet[name].run({**given, **caches})
+                caches.update({old: np.array(found[new]) for old, new in SIZES.state.items()})
+                logits: np.ndarray = found["logits"]
+                return logits
+
+            return run
+
+        assert _said(by("a")) == _said(by("b")) == expected
