@@ -20,7 +20,15 @@ from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
-from memonger.graph.weight_window import Read, bytes_read, bytes_written, resident_bytes, weight_reads, what_is_wrong
+from memonger.graph.weight_window import (
+    Read,
+    bytes_read,
+    bytes_written,
+    in_file,
+    resident_bytes,
+    weight_reads,
+    what_is_wrong,
+)
 from memonger.ir import training_roles
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.packed import second_copies
@@ -243,13 +251,22 @@ class Plan(BasePlan, Header):
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of what a training step updates that it writes to the session's file, behind the `window`."""
+        """Bytes that a training step writes to the session's file, behind the `window`: of what it updates, and of
+        `values_in_file`."""
         return sum(map(bytes_written, self._reads_in_window))
 
     @cached_property
     def state_in_file(self) -> Mapping[str, int]:
         """What a training step updates that lies in a file of the session's, in the order of the updates: its bytes."""
         return {read.name: read.nbytes for read in self._reads_in_window if read.updated}
+
+    @cached_property
+    def values_in_file(self) -> Mapping[str, int]:
+        """What a training step computes that waits in a file of the session's for later steps: bytes, in their order.
+
+        It has no place in the arena: of it there is in memory what is in the `window`."""
+        made, sizes = [read.name for read in self._reads_in_window if read.made], in_file(self.model)
+        return {name: sizes[name] for name in made}
 
     @cached_property
     def _reads_in_window(self) -> "tuple[Read, ...]":
@@ -497,7 +514,8 @@ class Plan(BasePlan, Header):
 
         if weights not in ("own", "source"):
             raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
-        if weights == "source" and self.window is not None:
+        of_session = len(self.state_in_file) + len(self.values_in_file)
+        if weights == "source" and self.window is not None and len(self.window.weights) > of_session:
             raise PlanFileError(
                 "weights of this plan stay in its file, in the order in which steps read them, packed as kernels "
                 f"read them, which the source's aren't: give it a file of its own ({option('weights', 'own')})."
@@ -607,7 +625,10 @@ class Plan(BasePlan, Header):
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # No inference has seen this model: its attributes can be of any type and out of range.
             raise PlanFileError(f"{path}: its graph is malformed: {error}.") from error
-        wrong = "" if record.window is None else what_is_wrong(weight_reads(model, graph), record.window)
+        reads = weight_reads(model, graph)
+        wrong = "" if record.window is None else what_is_wrong(reads, record.window)
+        waiting = next((read.name for read in reads if read.made and record.window is None), None)
+        wrong = wrong if waiting is None else f"'{waiting}' waits in a file, and it has no window"
         if wrong:
             raise PlanFileError(f"{path}: its plan is malformed: {wrong}.")
         number = {name: value for value, name in enumerate(graph.values)}
@@ -773,6 +794,7 @@ def graph_of(
     With ``ranges`` it is that of every size in them, see `memonger.graph.ranged`.
     """
     results = {*training.outputs, *([training.loss] if training.loss else [])} if training else None
+    waiting = in_file(model) if training is not None and training.loss is not None else ()
     state = state_of(model, str(model.graph.name))
     make = partial(
         from_model,
@@ -780,7 +802,7 @@ def graph_of(
         seconds=seconds,
         workspace=workspace,
         updates=training.updates if training else state,
-        apart=state.values(),
+        apart={*state.values(), *waiting},
         after=training.verdicts if training else (),
         results=results,
         provider=device.provider,

@@ -159,7 +159,7 @@ class TrainingSession(Trainer):
             raise SessionError(f"{self._name} holds no forward model to evaluate: differentiate it again.")
         forward_model.to_inference_form(forward)
         plan = search_plan(forward, mode="inference", device=self.device, threads=self._threads, cuda=self._cuda)
-        fits = plan.arena_bytes <= self._arena.size and self._arena.address
+        fits = plan.arena_bytes <= self._arena.own and self._arena.address
         arena = self._arena if fits else backend(self.device).arena(plan.arena_bytes)
         inputs = {str(value.name) for value in plan.model.graph.inputs}
         fixed = {name: self._weights for name in self._weights.tensors if name in inputs}

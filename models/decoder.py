@@ -1,4 +1,5 @@
-"""A decoder as onnxruntime-genai's model builder writes it: int4 products, and attention that keeps its keys."""
+"""A decoder as onnxruntime-genai's model builder writes it: products of int4 or float32, and attention that keeps its
+keys."""
 
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a decoder: layers, heads of queries, of keys and values, a head's width, the model's, words, and tokens."""
+    """Of a decoder: layers, heads of queries, of keys and values, a head's width, the model's, words, and tokens; and
+    whether weights of products are int4, or float32."""
 
     layers: int = 2
     heads: int = 4
@@ -19,6 +21,7 @@ class Sizes:
     hidden: int = 128
     words: int = 96
     longest: int = 128
+    is_int4: bool = True
 
     @property
     def state(self) -> dict[str, str]:
@@ -47,7 +50,11 @@ class _Builder:
         return outputs[0]
 
     def product(self, path: str, source: str, rows: int, columns: int) -> str:
-        """An int4 product of blocks of 32."""
+        """A product: of int4 in blocks of 32, or of float32."""
+        if not self.sizes.is_int4:
+            scale = np.float32(rows**-0.5)
+            weight = self.hold(f"{path}.weight", self.rng.standard_normal((rows, columns), np.float32) * scale)
+            return self.node("MatMul", [source, weight], [f"{path}/output_0"], path)
         weight = self.hold(f"{path}.qweight", self.rng.integers(0, 255, (columns, rows // 32, 16), np.uint8))
         scales = self.hold(f"{path}.scales", self.rng.uniform(0.01, 0.03, columns * rows // 32).astype(np.float32))
         return self.node(

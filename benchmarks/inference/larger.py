@@ -4,19 +4,22 @@ Writes larger.txt. Each network is planned for 100, 60, 40 and 25 % of its weigh
 a budget takes). A process of its own loads the planned file and runs it in a memory control group of the kernel's,
 whose limit is the budget and what the process takes beside it (`SPARE`, in which modules and pages of libraries are);
 where none can be made, without one, and the table says so. Beside it stock onnxruntime, with default options and
-without packing (``session.disable_prepacking``), weights in a file beside the model, outside any group; and in the same
-group.
+without packing (``session.disable_prepacking``), weights in a file beside the model, outside any group; and both in
+the same group.
 
-Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported. A
-cold run finds nothing of the weights in the system's cache, the warm one is the median of those after it; cached:
-outside any group, where the system's cache may keep what it likes. A run of the decoder says a prompt and 8 words,
-each the likeliest, with caches that grow; its times are those of a word. Rows are kept in larger.json: ``--resume``
-takes them and measures what isn't there. ``--files FILE...`` adds rows of other models.
+Peaks are of the process's memory, of its own and of pages of files (VmHWM), over a Python with onnxruntime imported;
+held is the most that the group had, the system's cache of files included. A cold run finds nothing of the weights in
+the system's cache, the warm one is the median of those after it; cached: outside any group, where the system's cache
+may keep what it likes. A run of a decoder says a prompt and 8 words, each the likeliest, with caches that grow; its
+times are those of a word. busy is the machine's load average when a process began. Rows are kept in larger.json, each
+process's figures as soon as it has ended: ``--resume`` takes them and measures what isn't there; ``--minutes N`` begins
+no network after so many. ``--files FILE...`` adds rows of other models.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -26,35 +29,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
-NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4")
+NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4", "unet_860m", "decoder_fp32")
 DECODER = {
     "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
 }  # fmt: skip
 """Of 1.1 billion parameters, as TinyLlama has them."""
+WIDE = {"unet_860m": ("unet", {"width": 5.265, "image": 64, "channels": 4, "classes": 4})}
+"""A U-Net of 860 million parameters, as many as that of Stable Diffusion has, over images of its latents' size."""
 PROMPT, WORDS, LENGTH = 8, 8, 256
 CACHES = {
     "batch_size": 1, "sequence_length": (1, PROMPT), "past_sequence_length": (0, LENGTH),
     "total_sequence_length": "past_sequence_length + sequence_length",
 }  # fmt: skip
 SHARES = (1.0, 0.6, 0.4, 0.25)
-RUNS = 4  # the first one cold
+RUNS, ENOUGH = 4, 60.0  # the first one cold; seconds after which no more begin, but for a warm one
 SPARE = 80 * MIB
 """Bytes for what a budget doesn't count: modules of Python, onnxruntime's code and its nodes."""
 MEMBERS, MEMBER, INPUT = 10, "resnet50", (1, 3, 224, 224)
 FLEET = "fleet"
 FLEET_SPARE = 160 * MIB
 """The same of a fleet, whose sessions each have nodes."""
-LONGEST = 300.0  # seconds of a process in a group: what takes longer thrashes
+LONGEST = 240.0  # seconds of a process in a group: what takes longer thrashes
 
 TABLE = Table(
-    "network<14", "what<22", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "limit>8.0f",
-    "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "words/s>8.1f", "bits<9",
+    "network<14", "what<30", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "held>8.0f",
+    "limit>8.0f", "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "words/s>8.2f", "busy>6.1f", "bits<9",
 )  # fmt: skip
 
 
@@ -160,7 +165,9 @@ def child(kind: str, path: str) -> None:
 
     loaded, load_seconds, seconds = resident(), time.perf_counter() - begin, []
     forget()
-    for _ in range(RUNS):
+    for number in range(RUNS):
+        if number > 1 and sum(seconds) * words > ENOUGH:
+            break
         begin = time.perf_counter()
         results = run()
         seconds.append((time.perf_counter() - begin) / words)
@@ -193,35 +200,46 @@ def group(limit: int | None) -> Iterator[Path | None]:
             time.sleep(0.1)
 
 
-def run_in_group(
-    command: Sequence[str], limit: int | None, longest: float | None = None
-) -> tuple["subprocess.CompletedProcess[str]", float | None]:
-    """A process that has ended, and the limit in MiB of the group that it was in; None where there was none.
+class Ended(NamedTuple):
+    """A process that has ended, and the limit in MiB of the group that it was in and the most that this held: None
+    where there was none."""
+
+    done: "subprocess.CompletedProcess[str]"
+    limit: float | None
+    held: float | None
+
+
+def run_in_group(command: Sequence[str], limit: int | None, longest: float | None = None) -> Ended:
+    """A process in a group of its own, if there is a limit and one can be made.
 
     Raises:
         TimeoutExpired: in a group it took more than ``longest`` seconds.
     """
     with group(limit) as folder:
-        if folder is not None:
-            command = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh", *command]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=longest if folder else None)
-    return done, None if folder is None else (limit or 0) / MIB
+        if folder is None:
+            return Ended(subprocess.run(command, capture_output=True, text=True), None, None)
+        command = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh", *command]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=longest)
+        most = (folder / name for name in ("memory.max_usage_in_bytes", "memory.peak"))
+        held = next((int(one.read_text()) / MIB for one in most if one.is_file()), None)
+    return Ended(done, (limit or 0) / MIB, held)
 
 
 def ask(kind: str, path: Path, limit: int | None = None) -> dict[str, Any]:
     """What a process says, in a group of its own if there is a limit; or how it ended."""
     command = [sys.executable, "-m", "benchmarks.inference.larger", "--child", kind, str(path)]
+    busy = os.getloadavg()[0]
     try:
-        done, held = run_in_group(command, limit, LONGEST)
+        done, limited, held = run_in_group(command, limit, LONGEST)
     except subprocess.TimeoutExpired:
-        return {"ended": f"> {LONGEST:.0f} s"}
-    if done.returncode and held is None:
+        return {"ended": f"> {LONGEST:.0f} s", "busy": busy}
+    if done.returncode and limited is None:
         raise RuntimeError(done.stderr.strip()[-2000:] or f"exit status {done.returncode}")
     if done.returncode:
         killed = done.returncode in (-9, 137) or "ended by SIGKILL" in done.stderr
-        return {"ended": "killed" if killed else "failed", "error": done.stderr.strip()[-500:]}
+        return {"ended": "killed" if killed else "failed", "error": done.stderr.strip()[-500:], "busy": busy}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"limit": held}
+    return answer | {"limit": limited, "held": held, "busy": busy}
 
 
 def _plan(source: Path, folder: Path, budget: int | None) -> dict[str, Any]:
@@ -244,24 +262,46 @@ def _plan(source: Path, folder: Path, budget: int | None) -> dict[str, Any]:
     return answer
 
 
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether a network's row has all figures."""
+    budgets = row.get("budgets", [])
+    return len(budgets) == len(SHARES) and all("refused" in one["plan"] or one.keys() >= WITHIN for one in budgets)
+
+
+def seconds_of(answer: Mapping[str, Any]) -> float:
+    """What the two runs took that each process has at least."""
+    return (answer["cold"] + answer["warm"]) * (WORDS if answer["words"] else 1) if "cold" in answer else 0.0
+
+
 def measured(name: str, record: Record) -> None:
-    """A network: plans and stock onnxruntime, each in processes of their own."""
+    """A network: plans and stock onnxruntime, each in processes of their own; what the record has stays."""
+    key = Path(name).stem
+    row: dict[str, Any] = record.rows.get(key, {})
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as made:
         folder = Path(made)
         source = Path(name).absolute() if Path(name).suffix else _written(name, folder)
-        row: dict[str, Any] = {kind: ask(kind, source) for kind in ("stock", "mapped")}
-        whole = _plan(source, folder, None)
-        row["budgets"] = []
+        for kind in ("stock", "mapped"):
+            if kind not in row:
+                record.add(key, row := row | {kind: ask(kind, source)})
+        done: dict[float, dict[str, Any]] = {one["share"]: one for one in row.get("budgets", [])}
+        planned = folder / "planned.onnx"
         for share in SHARES:
-            budget = round(share * whole["total"])
-            plan = whole if share == 1 else _plan(source, folder, budget)
-            one: dict[str, Any] = {"share": share, "budget": budget, "plan": plan}
-            if "refused" not in plan:
-                one["planned"] = ask("planned", folder / "planned.onnx", budget + SPARE)
-                one["free"] = ask("planned", folder / "planned.onnx")
-            one["stock"] = ask("stock", source, budget + SPARE)
-            row["budgets"].append(one)
-        record.add(Path(name).stem, row)
+            one = done.setdefault(share, {"share": share})
+            if "plan" not in one or ("refused" not in one["plan"] and not one.keys() >= {"planned", "free"}):
+                one["budget"] = round(share * done[1.0]["plan"]["total"]) if share < 1 else 0
+                one["plan"] = _plan(source, folder, one["budget"])
+                one["budget"] = one["budget"] or one["plan"]["total"]
+            limit = one["budget"] + SPARE
+            asked: list[tuple[str, str, Path, int | None]] = [
+                ("stock", "stock", source, limit), ("mapped", "mapped", source, limit)
+            ]  # fmt: skip
+            if "refused" not in one["plan"]:
+                asked = [("planned", "planned", planned, limit), ("free", "planned", planned, None), *asked]
+            for what, kind, path, within in asked:
+                if what not in one:
+                    is_slow = what == "mapped" and seconds_of(row["mapped"]) > LONGEST  # without any limit
+                    one[what] = {"ended": f"> {LONGEST:.0f} s"} if is_slow else ask(kind, path, within)
+                    record.add(key, row := row | {"budgets": list(done.values())})
 
 
 def measured_fleet(record: Record) -> None:
@@ -287,10 +327,13 @@ def measured_fleet(record: Record) -> None:
         record.add(FLEET, row)
 
 
+DECODERS = ("decoder_int4", "decoder_fp32")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "decoder_int4": {"dims": CACHES, "state": {"past_key_values.*": "present.*"}},
+    name: {"dims": CACHES, "state": {"past_key_values.*": "present.*"}} for name in DECODERS
 }
 """What planning is told of a network."""
+WITHIN = {"planned", "free", "stock", "mapped"}
+"""What is measured at each budget; free: the plan outside any group."""
 
 
 def _written(name: str, folder: Path) -> Path:
@@ -307,12 +350,13 @@ def write(name: str, path: Path) -> None:
 
     import models
 
-    if name == "decoder_int4":
+    if name in DECODERS:
         from models.decoder import Sizes, decoder
 
-        ir.save(ir.from_proto(decoder(Sizes(**DECODER))), path, external_data="model.data")
+        is_int4 = name == "decoder_int4"
+        ir.save(ir.from_proto(decoder(Sizes(**DECODER, is_int4=is_int4))), path, external_data="model.data")
     else:
-        network, settings = LARGE.get(name, (name, {}))
+        network, settings = (LARGE | WIDE).get(name, (name, {}))
         ir.save(models.build_ir(network, batch=1, **settings), path, external_data="model.data")
 
 
@@ -320,7 +364,8 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
     """The table."""
     yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir"))
     yield "MiB and seconds; kept, window: weights in memory; read: weights that a run reads from the file; peak: all"
-    yield f"that the process grew by; limit: of its control group, the budget and {SPARE // MIB} MiB"
+    yield "that the process grew by; held: the most that its control group had; limit: of that group, the budget and"
+    yield f"{SPARE // MIB} MiB; busy: the machine's load average when the process began"
     yield ""
     yield TABLE.heading
     for name, row in rows.items():
@@ -329,17 +374,18 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
             continue
         for kind, what in (("stock", "stock"), ("mapped", "stock, packing off")):
             yield TABLE.row(name, what, *[None] * 4, *_figures(row[kind], row["stock"]["digest"]))
-        for one in row["budgets"]:
+        for one in row.get("budgets", []):
             plan, budget = one["plan"], one["budget"] / MIB
             if "refused" in plan:
                 yield TABLE.row(name, f"planned, {one['share']:.0%}", budget) + f"  refused: {plan['refused'][:60]}"
-            else:
+            elif one.keys() >= {"planned", "free"}:
                 sizes = [plan["resident"] - plan["window"], plan["window"], plan["read"]]
                 figures = _figures(one["planned"], row["stock"]["digest"], one["free"]["warm"])
                 yield TABLE.row(name, f"planned, {one['share']:.0%}", budget, *(s / MIB for s in sizes), *figures)
-            yield TABLE.row(
-                name, "stock, same limit", budget, *[None] * 3, *_figures(one["stock"], row["stock"]["digest"])
-            )
+            for kind, what in (("stock", "stock, same limit"), ("mapped", "stock, packing off, same limit")):
+                if kind in one:
+                    figures = _figures(one[kind], row["stock"]["digest"])
+                    yield TABLE.row(name, what, budget, *[None] * 3, *figures)
         yield ""
 
 
@@ -357,11 +403,13 @@ def fleet_lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(answer: Mapping[str, Any], digest: str, cached: float | None = None) -> list[Any]:
     if "ended" in answer:
-        return [*[None] * 7, answer["ended"]]
+        return [*[None] * 8, answer.get("busy"), answer["ended"]]
     same, words = "same" if answer["digest"] == digest else "differ", None
     if answer.get("words"):
         words = 1 / answer["warm"]
-    return [answer["peak"], answer.get("limit"), answer["load"], answer["cold"], answer["warm"], cached, words, same]
+    sizes = [answer["peak"], answer.get("held"), answer.get("limit")]
+    times = [answer["load"], answer["cold"], answer["warm"], cached, words]
+    return [*sizes, *times, answer.get("busy"), same]
 
 
 def main() -> None:
@@ -372,12 +420,13 @@ def main() -> None:
     parser.add_argument("--fleet", action="store_true", help="the fleet alone")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where the table and its rows are kept")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="begin no network after so many")
     given = parser.parse_args()
-    record = Record(given.out / "larger.json", given.resume)
+    record = Record(given.out / "larger.json", given.resume, given.minutes)
     names = [*(given.names or ([] if given.files or given.fleet else NETWORKS)), *given.files]
     if not (given.names or given.files) and FLEET not in record.rows:
         measured_fleet(record)
-    for name in progress(names, record, lambda one: Path(one).stem in record.rows):
+    for name in progress(names, record, lambda one: is_whole(record.rows.get(Path(one).stem, {}))):
         measured(name, record)
     keep(lines(record.rows, "inference.larger --files FILE..."), given.out / "larger.txt")
 

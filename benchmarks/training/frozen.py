@@ -2,10 +2,10 @@
 
 Writes frozen.txt. A network with adapters of rank 8 beside every product (`memonger.add_lora`), or with all of it
 trained, is planned for shares of what its step takes without a budget, both packed copies of each frozen weight
-counted. A process of its own loads the
-planned file and takes steps in a memory control group of the kernel's, whose limit is the budget and `SPARE`; then
-again outside any group. Losses and trained tensors are compared with those of the plan without a budget, by their bits.
-Of a budget that is refused there is a row for the smallest that the refusal names.
+counted. Values that wait in a file for the backward pass (`Plan.values_in_file`) are in the column of that name. A
+process of its own loads the planned file and takes steps in a memory control group of the kernel's, whose limit is the
+budget and `SPARE`; then again outside any group. Losses and trained tensors are compared with those of the plan without
+a budget, by their bits. Of a budget that is refused there is a row for the smallest that the refusal names.
 
 Peaks are of the process's memory over a Python that has imported numpy: of its own, the most at any look (50 a second),
 and of all pages, those of files too (VmHWM). Rows are kept in frozen.json: ``--resume`` takes them. ``--files FILE...``
@@ -39,6 +39,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt of 1100 M": (
         "gpt", {"num_layers": 22, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
     ),
+    "gpt, 512 tokens": (
+        "gpt", {"num_layers": 12, "width": 1024, "heads": 16, "vocabulary": 8000, "seq_len": 512, "dropout": 0.0},
+    ),
     "gpt2, 6 layers": ("gpt2", {"num_layers": 6, "seq_len": 256, "dropout": 0.0}),
     "gpt of 420 M": (
         "gpt", {"num_layers": 8, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
@@ -46,15 +49,15 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 BUDGETS = {"gpt of 420 M": [400 * MIB], "gpt of 1100 M": [1376 * MIB], "gpt2 medium": [3230 * MIB]}
 """Of networks that aren't planned for `SHARES`; the last is 60 % of weights, gradients and moments."""
-TRAINED = {"gpt2 medium"}
+TRAINED = {"gpt2 medium", "gpt, 512 tokens"}
 """Networks without adapters: all of them is trained."""
 SHARES = (1.0, 0.6, 0.4)
 STEPS, RANK = 4, 8
 SPARE = 160 * MIB
 """Bytes for what a budget doesn't count: modules of Python, onnxruntime's code, its nodes and reading the plan."""
 TABLE = Table(
-    "network<15", "what<15", "budget>7.0f", "kept>6.0f", "window>8.0f", "read>6.0f", "own>6.0f", "peak>6.0f",
-    "limit>7.0f", "load>6.1f", "step>7.2f", "bits<9",
+    "network<15", "what<15", "budget>7.0f", "kept>6.0f", "window>8.0f", "read>6.0f", "values>8.0f", "own>6.0f",
+    "peak>6.0f", "limit>7.0f", "load>6.1f", "step>7.2f", "bits<9",
 )  # fmt: skip
 
 
@@ -74,7 +77,8 @@ def plan_child(source: str, target: str, budget: int, rank: int) -> None:
     plan.save(target)
     window = plan.window.nbytes if plan.window is not None else 0
     sizes = {"total": plan.total_bytes, "kept": plan.kept_parameter_bytes, "window": window, "read": plan.read_bytes}
-    print(json.dumps(sizes | {"refused": refused}))
+    sizes |= {"values": sum(plan.values_in_file.values())}
+    print(json.dumps(sizes | {"refused": refused, "notes": plan.notes}))
 
 
 def steps_child(path: str) -> None:
@@ -114,11 +118,12 @@ def steps_child(path: str) -> None:
 
 def ask(*words: object, limit: int | None = None) -> dict[str, Any]:
     """What a process says, in a group of its own if there is a limit; or how it ended."""
-    done, held = run_in_group([sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)], limit)
+    command = [sys.executable, "-m", "benchmarks.training.frozen", "--child", *map(str, words)]
+    done, limited, _ = run_in_group(command, limit)
     if done.returncode:
         return {"ended": "killed" if done.returncode in (-9, 137) else done.stderr.strip().splitlines()[-1][:80]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"limit": held}
+    return answer | {"limit": limited}
 
 
 def measured(name: str, source: Path, folder: Path, budgets: list[int], record: Record) -> None:
@@ -138,7 +143,8 @@ def measured(name: str, source: Path, folder: Path, budgets: list[int], record: 
 def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
     """The table."""
     yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir"))
-    yield "MiB and seconds; kept, window: weights and state in memory; read: weights that a step reads from the file;"
+    yield "MiB and seconds; kept, window: weights and state in memory; read: what a step reads from files; values: what"
+    yield "the forward pass leaves in one for the backward pass;"
     yield f"own, peak: what the process grew by; limit: of its control group, the budget and {SPARE // MIB} MiB"
     yield ""
     yield TABLE.heading
@@ -149,7 +155,7 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
             share = f"{one['budget'] / row['whole']['total']:.0%}"
             if one["plan"]["refused"]:
                 yield TABLE.row(
-                    name, f"{one['asked'] / row['whole']['total']:.0%}", one["asked"] / MIB, *[None] * 8, "refused"
+                    name, f"{one['asked'] / row['whole']['total']:.0%}", one["asked"] / MIB, *[None] * 9, "refused"
                 )
             yield _line(name, f"{share}, in group", one["budget"], one["plan"], one["held"], digest)
             yield _line(name, f"{share}, free", one["budget"], one["plan"], one["free"], digest)
@@ -157,7 +163,7 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
 
 
 def _line(name: str, what: str, budget: int, plan: Mapping[str, Any], took: Mapping[str, Any], digest: str) -> str:
-    sizes = [plan[key] / MIB for key in ("kept", "window", "read")]
+    sizes = [plan.get(key, 0) / MIB for key in ("kept", "window", "read", "values")]
     if "ended" in took:
         return TABLE.row(name, what, budget / MIB, *sizes, None, None, None, None, None, took["ended"])
     same = "same" if took["digest"] == digest else "differ"

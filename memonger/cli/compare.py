@@ -135,9 +135,11 @@ def reading_lines(plan: Plan, last: Reading | None, why_not: str, speed: float |
         if speed:
             alone = format_seconds(last.nbytes / speed)
             disk += f", which gives {format_size(round(speed))} a second ({alone} for all of it)"
-        written = f" {format_size(last.written_bytes)} of them were written back." if last.written_bytes else ""
+        written = f" {format_size(last.written_bytes)} of them were written." if last.written_bytes else ""
+        named = 0 if plan.window is None else len(plan.window.weights)
+        what = " and ".join(["weights"] * (named > len(plan.values_in_file)) + ["values"] * bool(plan.values_in_file))
         yield (
-            f"The last run had {format_size(last.nbytes)} of weights pass through memory: {disk}; all else came from "
+            f"The last run had {format_size(last.nbytes)} of {what} pass through memory: {disk}; all else came from "
             f"the system's cache.{written}"
         )
         if last.waited > SLOW * last.seconds:

@@ -14,6 +14,10 @@ backward pass, and no step needs both.
 What a training step updates in place may pass through the window as well: an optimizer's state, which one update reads
 and writes, and where that isn't enough parameters, which the forward and the backward pass read besides. They lie in a
 file of the session's own (`memonger.runtime.state_file`), and each pass of an update is written back behind it.
+
+So may a value that a step computes and that is read much later, as by the backward pass: `memonger.ir.marks.IN_FILE`
+marks the node that computes it. It has a place of its own in that file, and none in the arena: it is in memory while
+steps write it and read it at first, is written behind them, and is read ahead of each later step that reads it.
 """
 
 from bisect import bisect_left
@@ -29,12 +33,13 @@ from memonger.graph.graph import Graph
 from memonger.graph.session_memory import is_packed_at_load, packer_of
 from memonger.ir import training_roles
 from memonger.ir.decoding import LARGEST, AtLeast
+from memonger.ir.marks import IN_FILE
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
 from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
 from memonger.ir.tensors import UNSIZED, sizes_of_parts
-from memonger.ir.values import nbytes, static_shape
+from memonger.ir.values import dense, nbytes, static_shape
 from memonger.units import KiB, format_size
 
 SMALLEST = 64 * KiB
@@ -43,7 +48,8 @@ SMALLEST = 64 * KiB
 
 @dataclass(frozen=True, slots=True)
 class WeightWindow:
-    """Weights that stay in the plan's file, and what a training step updates that stays in one of the session's.
+    """Weights that stay in the plan's file, and what stays in one of the session's: what a training step updates, and
+    what it computes for steps much later.
 
     Attributes:
         nbytes: The most bytes of their pages that are in memory at a time, those read ahead included, where steps take
@@ -63,7 +69,8 @@ class Read(NamedTuple):
     ``resident`` those of its pages. ``transposed`` says of the file's packed copy which of the two it is, and is None
     of the weight as the model has it. ``whole`` is False of a table of which steps look up rows, and of what kernels
     read when a session is made and never again. ``own`` are bytes that kernels have of it in memory of the process,
-    wherever it stays. Of what is ``updated`` steps write the last of the ranges as well.
+    wherever it stays. Of what is ``updated`` steps write the last of the ranges as well. What is ``made`` steps compute
+    in the first of them: it is always in the file.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Read(NamedTuple):
     whole: bool
     own: int = 0
     updated: bool = False
+    made: bool = False
 
     @property
     def kept(self) -> int:
@@ -92,7 +100,7 @@ def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
         graph: Its graph, which knows what a training step writes over; None leaves out what is updated.
     """
     steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
-    found = [] if graph is None else _updated(model, graph)
+    found = [] if graph is None else [*_updated(model, graph), *_made(model, graph)]
     for value in model.graph.initializers.values():
         tensor, uses = value.const_value, value.uses()
         if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not uses or value in inside:
@@ -152,6 +160,31 @@ def _updated(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]
         (Read(graph.values[value], (), size, _pages(size), None, True, updated=True), sorted(steps[value]), step)
         for value, step in firsts.items()
         if graph.values[value] in names and (size := graph.sizes[value]) >= SMALLEST
+    ]
+
+
+def in_file(model: ir.Model) -> dict[str, int]:
+    """The values of a model that wait in a file of the session's for the steps that read them, and their bytes.
+
+    Those are the large outputs of nodes that are marked so (`memonger.ir.marks.IN_FILE`), but what the model returns.
+    """
+    outputs = set(model.graph.outputs)
+    marked = (value for node in model.graph if IN_FILE in node.metadata_props for value in node.outputs)
+    sizes = {str(v.name): nbytes(v) or 0 for v in marked if v.name and v not in outputs and dense(v)}
+    return {name: size for name, size in sizes.items() if size >= SMALLEST}
+
+
+def _made(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:
+    """What a step computes that waits in a file, with the steps that write or read it."""
+    sizes = in_file(model)
+    return [
+        (
+            Read(name, (), 0, _pages(sizes[name]), None, True, made=True),
+            sorted({graph.producer[value], *graph.readers[value]}),
+            LARGEST,
+        )
+        for value, name in enumerate(graph.values)
+        if name in sizes and not graph.planned[value] and value not in graph.persistent
     ]
 
 
@@ -223,14 +256,17 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     and of the others as many as there is room for, spread evenly over the steps, so that reading doesn't fall behind in
     one place and wait in another. A weight is kept in all of its forms or in none.
 
+    What steps compute for later ones (`Read.made`) is in the file whatever is chosen.
+
     Returns: None where all fit.
 
     Raises:
         ValueError: they can't take so little; it is below `largest_at_once`.
     """
-    weights = _by_weight(reads)
-    if max(sum(read.nbytes for read in reads), sum(read.kept + read.own for read in reads)) <= nbytes:
-        return None
+    made, reads = [read for read in reads if read.made], [read for read in reads if not read.made]
+    weights, passing = _by_weight(reads), largest_at_once(made)
+    if max(sum(read.nbytes for read in reads), sum(read.kept + read.own for read in reads)) + passing <= nbytes:
+        return WeightWindow(passing, tuple(_by_weight(made))) if made else None
     whole, nbytes = sum(read.kept for read in reads), nbytes - sum(read.own for read in reads)
     best: tuple[int, list[Read]] | None = None
     sizes = sorted({read.resident for read in reads}, reverse=True)
@@ -241,20 +277,20 @@ def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
             for name, forms in weights.items()
             if max(read.resident for read in forms) <= most and times[name] <= often
         ]
-        inside = _reads_of(smaller)
-        spare = nbytes - whole + sum(read.kept for read in inside)
+        inside = _reads_of([*smaller, made])
+        spare = nbytes - whole + sum(read.kept for read in inside if not read.made)
         least = largest_at_once(inside)
         if spare < least:
             continue
         # Without some of them others come next to each other: that much the window grows at most
         for room in {spare - least, max(0, spare - least - most)}:
-            left = _reads_of(_spread(smaller, room))
-            held = whole - sum(read.kept for read in left) + largest_at_once(left)
+            left = _reads_of([*_spread(smaller, room), made])
+            held = whole - sum(read.kept for read in left if not read.made) + largest_at_once(left)
             moved = sum(bytes_read(read) + bytes_written(read) for read in left)
             if left and held <= nbytes and (best is None or moved < best[0]):
                 best = moved, left
     if best is None:
-        raise ValueError(f"{nbytes} are below {largest_at_once(reads)}")
+        raise ValueError(f"{nbytes} are below {largest_at_once(_reads_of([reads, made]))}")
     return WeightWindow(max(1, largest_at_once(best[1])), tuple(_by_weight(best[1])))
 
 
@@ -272,13 +308,13 @@ def _reads_of(weights: Iterable[Sequence[Read]]) -> list[Read]:
 
 
 def bytes_read(read: Read) -> int:
-    """Bytes of a form of a weight that a run reads from the file."""
-    return read.resident * len(read.ranges)
+    """Bytes of a form of a weight that a run reads from the file: of what steps compute each time but the first."""
+    return read.resident * (len(read.ranges) - read.made)
 
 
 def bytes_written(read: Read) -> int:
-    """Bytes of it that a run writes to the file: of an update what it has read."""
-    return read.resident if read.updated else 0
+    """Bytes of it that a run writes to the file: of an update what it has read, and what steps compute."""
+    return read.resident if read.updated or read.made else 0
 
 
 def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:
@@ -297,7 +333,7 @@ def _spread(weights: Sequence[list[Read]], room: int) -> list[list[Read]]:
 def resident_bytes(reads: Sequence[Read], window: WeightWindow, parameters: int) -> int:
     """Bytes of a model's weights that are in memory at most, of ``parameters`` bytes in all."""
     named = set(window.weights)
-    kept = sum(read.kept for read in reads if read.name not in named)
+    kept = sum(read.kept for read in reads if read.name not in named and not read.made)
     return parameters + sum(read.own - read.nbytes for read in reads) + kept + window.nbytes
 
 
@@ -309,6 +345,9 @@ def what_is_wrong(reads: Sequence[Read], window: WeightWindow) -> str:
         return f"'{unknown}' is no weight that can stay in the file"
     if not named:
         return "it has a window of weights, and none that stays in the file"
+    left_out = next((read.name for read in reads if read.made and read.name not in named), None)
+    if left_out is not None:
+        return f"'{left_out}' waits in a file, and isn't in its window"
     if [name for name in known if name in named] != list(window.weights):
         return "the weights of its window aren't in the order in which steps read them"
     inside = [read for read in reads if read.name in named]

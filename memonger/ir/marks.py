@@ -48,6 +48,10 @@ STRIP = "memonger.strip"
 OVERLAP = "memonger.overlap"
 """On a node that in slices of rows is to give rows again that a later slice reads again: ``1``."""
 
+IN_FILE = "memonger.in_file"
+"""On a node whose large outputs wait in a file of the session's for the steps that read them later: ``1``. See
+`memonger.graph.weight_window`."""
+
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 

@@ -372,10 +372,30 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
     Raises:
         BudgetError: none does. It names the smallest budget that some attempt found to work.
     """
-    refusals = list[BudgetError]()
-    found = _tried(job, begin, refusals)
+    refusals, waiting = list[BudgetError](), list[BudgetError]()
+    found = _with_values_in_file(job, begin, _tried(job, begin, refusals), waiting)
     if found is not None:
         return found
+    error, reads = _refusal(job, begin, refusals), weight_reads(job.lowered.model, job.request.graph)
+    if waiting:
+        smallest = min(error.smallest for error in waiting)
+        if smallest >= error.smallest or _with_values_in_file(_at(job, smallest), begin, None, []) is None:
+            smallest = error.smallest
+        bound = job.request.base
+        if with_window(job) is not None:
+            bound += sum(read.own - read.nbytes for read in reads) + max(read.resident for read in reads)
+        error = BudgetError(error.budget, smallest, min(error.lower_bound, bound), error.hint)
+    raise error
+
+
+def _at(job: Job, budget: int) -> Job:
+    """The job with another budget."""
+    options, request = dataclasses.replace(job.options, budget=budget), dataclasses.replace(job.request, budget=budget)
+    return dataclasses.replace(job, options=options, request=request)
+
+
+def _refusal(job: Job, begin: float, refusals: list[BudgetError]) -> BudgetError:
+    """Of what `attempts` ended with the one that names the smallest budget that works."""
     if len(refusals) > 1:  # in another order two weights that follow each other may take less, but each is read
         reads = weight_reads(job.lowered.model, job.request.graph)
         largest = max(read.resident for read in reads)
@@ -384,15 +404,53 @@ def _first_within(job: Job, begin: float) -> tuple[Job, Plan]:
         refusals = [BudgetError(error.budget, error.smallest, bound, error.hint) for error in refusals]
     if job.mode == "inference" and packs_here(job.lowered.stamp) and (why := why_kept(job.lowered.model)):
         refusals = [BudgetError(e.budget, e.smallest, e.lower_bound, e.hint + why) for e in refusals]
-    refusals.sort(key=lambda error: error.smallest)
+    refusals = sorted(refusals, key=lambda error: error.smallest)
     for error in refusals[:-1]:  # in slices weights are read in another order, which may need a larger window
-        options = dataclasses.replace(job.options, budget=error.smallest)
-        again = dataclasses.replace(
-            job, options=options, request=dataclasses.replace(job.request, budget=error.smallest)
+        if _tried(_at(job, error.smallest), begin, []) is not None:
+            return error
+    return refusals[-1]
+
+
+def _with_values_in_file(
+    job: Job, begin: float, found: tuple[Job, Plan] | None, refusals: list[BudgetError]
+) -> tuple[Job, Plan] | None:
+    """What was found, or a plan that leaves values of a step in a file, where that takes fewer seconds, or is the only
+    one; see `memonger.planner.waiting`. What tries end with is added to ``refusals``."""
+    measured, options = job.lowered.calibration, job.options
+    report_progress = options.progress or _silent
+    is_timed = measured is not None and bool(measured.seconds) and packs_here(job.lowered.stamp)
+    is_plain = options.buckets is None and options.axis_and_chunks is None and not job.ranges
+    if job.mode != "training" or job.request.budget is None or not (is_timed and is_plain):
+        return found
+    from memonger.planner import waiting  # here: without a budget for a step none of it is needed
+
+    best, least, usual = found, math.inf, None
+    if found is not None:
+        least = usual = waiting.seconds_of(job.request, found[1])
+        if least <= 0 or options.time_limit is not None:
+            return found
+    for nodes in waiting.choices(job.request, usual):
+        report_progress("search")
+        lowered, request = waiting.marked(job.lowered, job.request, job.device, nodes)
+        apart = dataclasses.replace(
+            job, lowered=lowered, request=request, options=dataclasses.replace(options, chunks="off"), has_window=True
         )
-        if _tried(again, begin, []) is not None:
-            raise error
-    raise refusals[-1]
+        unwindowed = dataclasses.replace(apart, request=dataclasses.replace(request, base=job.request.base))
+        for attempt in (apart, with_window(unwindowed) if found is None else None):
+            if attempt is None:
+                continue
+            try:
+                made, solution = decided(attempt)
+                plan = finish(made, solution, begin)
+            except BudgetError as error:
+                refusals.append(error)
+                continue
+            seconds = waiting.seconds_of(job.request, plan)
+            if seconds < least:
+                said = waiting.note(job.request, plan, usual)
+                best, least = (made, dataclasses.replace(plan, notes=(*plan.notes, said))), seconds
+            break
+    return best
 
 
 def _tried(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Plan] | None:

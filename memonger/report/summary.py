@@ -95,6 +95,8 @@ def weight_figures(plan: Plan) -> dict[str, Any]:
             "written_bytes": plan.written_bytes,
             "state": list(plan.state_in_file),
             "state_bytes": sum(plan.state_in_file.values()),
+            "values": list(plan.values_in_file),
+            "values_bytes": sum(plan.values_in_file.values()),
         },
     }
 
@@ -107,7 +109,8 @@ def unplanned_values(plan: Plan) -> list[str]:
     graph = plan.graph
     unplanned = (value for writes in graph.writes for value in writes if not graph.planned[value])
     of_shapes = {value for value, size in enumerate(graph.sizes) if plan.ranges and size > 0}
-    return [graph.values[value] for value in unplanned if value not in graph.persistent | of_shapes]
+    found = (graph.values[value] for value in unplanned if value not in graph.persistent | of_shapes)
+    return [name for name in found if name not in plan.values_in_file]
 
 
 STATE = "weights and training state"
@@ -126,9 +129,22 @@ def window_line(record: Mapping[str, Any]) -> Iterator[str]:
     if window is None:
         return
     kept, state = record["resident_parameter_bytes"] - window["bytes"], window["state_bytes"]
+    values = len(window.get("values", ()))
+    if values == window["weights"]:
+        yield (
+            f"{values} value{'s' if values > 1 else ''} of {format_size(window['values_bytes'])} "
+            f"wait{'' if values > 1 else 's'} in a file of the session's for steps much later: a step writes "
+            f"{format_size(window['written_bytes'])} and reads {format_size(window['read_bytes'])} through a window of "
+            f"{format_size(window['bytes'])}."
+        )
+        return
     own, where = "a file of the session's", "the plan's file"
     if state:
-        where = own if len(window["state"]) == window["weights"] else f"{where}, {format_size(state)} of them in {own}"
+        where = (
+            own
+            if len(window["state"]) + values == window["weights"]
+            else f"{where}, {format_size(state)} of them in {own}"
+        )
     yield (
         f"Of {format_size(record['parameter_bytes'])} of {STATE if state else 'weights'} {format_size(kept)} are kept "
         f"in memory; the others stay in {where}, and a run reads {format_size(window['read_bytes'])} of them through a "

@@ -1,7 +1,9 @@
 """Disks: how fast one gives what is read, what this process has had fetched, and which of its threads wait for one."""
 
+import functools
 import mmap
 import os
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -33,6 +35,32 @@ def speed(path: str) -> float | None:
         finally:
             os.close(file)
     return read / (time.perf_counter() - begin) if read else None
+
+
+@functools.cache
+def seconds_a_byte(folder: str) -> float | None:
+    """Seconds for each byte of a mapped file that is written, let go, and read again from the disk; measured once.
+
+    None where that can't be: there is no such folder or room, or its files lie in memory (tmpfs).
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, MEASURED)
+            with mmap.mmap(file.fileno(), MEASURED) as content:
+                begin = time.perf_counter()
+                for at in range(0, MEASURED, BLOCK):
+                    content[at : at + BLOCK] = bytes(BLOCK)
+                os.fdatasync(file.fileno())
+                content.madvise(mmap.MADV_DONTNEED)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                before = fetched()
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+                for at in range(0, MEASURED, BLOCK):
+                    content[at : at + BLOCK]
+                took = time.perf_counter() - begin
+    except (AttributeError, OSError, ValueError):
+        return None
+    return took / MEASURED if fetched() > before else None
 
 
 def fetched() -> int:

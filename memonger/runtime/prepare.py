@@ -131,14 +131,14 @@ def reads_of(
     Args:
         plan: The plan.
         mapped: The one whose file its session has: itself, or another that differs in shapes.
-        state: Of what a step updates that lies in a file: the file, its first byte there, and its bytes.
+        state: Of what a step updates or makes that lies in a file: the file, its first byte there, and its bytes.
 
     Raises:
         SessionError: the plan isn't in a file.
     """
     if plan.window is None:
         return None
-    if mapped.weight_digests is None and len(plan.state_in_file) < len(plan.window.weights):
+    if mapped.weight_digests is None and len(plan.state_in_file) + len(plan.values_in_file) < len(plan.window.weights):
         raise SessionError(
             f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
             "plan has none. Save it (plan.save('planned.onnx')), and make the session of that file."
@@ -149,14 +149,16 @@ def reads_of(
     copies = {  # onnxruntime finds them by content: equal weights have one
         (digests.get(name), way): one for name, value in weights.items() for way, one in packed_by_way(value).items()
     }
+    waiting = set(plan.values_in_file)  # of which no step has made any yet
     for first, last, read in in_order(weight_reads(plan.model, plan.graph)):
         if read.name not in named or not read.resident:  # no step reads it, where a kernel has read it at load
             continue
-        if read.updated:
+        if read.updated or read.made:
             if read.name in state:  # else this system holds no window
                 path, begin, length = state[read.name]
                 span = FileSpan(files.setdefault(path, len(files)), begin, length, ahead=True)
-                reads.append(WeightRead(first, last, span, read.resident, is_updated=True))
+                reads.append(WeightRead(first, last, span, read.resident, is_own=True, is_made=read.name in waiting))
+                waiting.discard(read.name)
             continue
         tensor = weights[read.name].const_value
         if not isinstance(tensor, ir.ExternalTensor):

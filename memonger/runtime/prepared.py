@@ -270,14 +270,16 @@ class WeightRead:
         last: The last one.
         span: Where it lies in the form in which they read it.
         resident: Bytes of it that are in memory meanwhile.
-        is_updated: Whether it is in a file of the session's, and steps write it at one time or another.
+        is_own: Whether it is in a file of the session's, and steps write it at one time or another.
+        is_made: Whether steps write it before they read it: nothing of it is read ahead.
     """
 
     first: int
     last: int
     span: FileSpan
     resident: int
-    is_updated: bool = False
+    is_own: bool = False
+    is_made: bool = False
 
 
 @dataclass(frozen=True, slots=True)

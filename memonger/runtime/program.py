@@ -94,9 +94,10 @@ def _held_by_runtime(plan: Plan) -> bool:
     if any(subgraphs(node) for node in plan.model.graph):
         return True
     by_name = {value.name: value for node in plan.model.graph for value in node.outputs}
+    waiting = plan.values_in_file
     for value in (v for writes in graph.writes for v in writes):
         name = graph.values[value]
-        if graph.planned[value] or value in graph.persistent or name in plan.host:
+        if graph.planned[value] or value in graph.persistent or name in plan.host or name in waiting:
             continue
         output = by_name[name]
         if not graph.sizes[value] and static_shape(output) is not None:

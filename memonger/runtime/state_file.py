@@ -1,4 +1,4 @@
-"""Memory of a training state of which a part lies in a file: what passes through a plan's window, and is written back.
+"""Memory of a training step of which a part lies in a file: what passes through a plan's window, and is written back.
 
 The file is mapped shared at the addresses that kernels are bound to: they read and write it there, and an update is
 written over what it updates, as where all is in memory. `memonger.runtime.weight_reader` has it read ahead of the steps
@@ -14,7 +14,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class FileArena(Arena):
         size: Bytes of all.
         begin: The first byte that lies in the file, a multiple of a page.
         folder: Where the file is made.
+        content: What lies in the file, for messages.
 
     Attributes:
         begin: As given.
@@ -52,10 +53,10 @@ class FileArena(Arena):
         SessionError: the file can't be made there, or the disk has no room for it.
     """
 
-    def __init__(self, size: int, begin: int, folder: str | Path) -> None:
+    def __init__(self, size: int, begin: int, folder: str | Path, content: str = "training state") -> None:
         super().__init__(size)
         self.begin, self.own, length = begin, begin, size - begin
-        what = f"{folder} can't have a file for {format_size(length)} of training state, which the plan leaves on disk"
+        what = f"{folder} can't have a file for {format_size(length)} of {content}, which the plan leaves on disk"
         hint = f"Say where else ({option('state_folder', 'FOLDER')}), or plan with a larger {option('budget')}."
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -71,6 +72,14 @@ class FileArena(Arena):
         access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
         if map_at(self.address + begin, length, access, flags, self._file, 0) != self.address + begin:
             raise SessionError(f"{what}: it can't be mapped. {hint}")
+
+    def places(self, tensors: Iterable[ArenaTensor]) -> dict[str, tuple[str, int, int]]:
+        """Of those that lie in the file: the file, the first byte there, and bytes of pages."""
+        return {
+            one.name: (self.path, one.offset - self.begin, -(-one.nbytes // PAGE) * PAGE)
+            for one in tensors
+            if one.offset >= self.begin and one.nbytes
+        }
 
     def read(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, copy: bool = True) -> np.ndarray:
         """See `Arena.read`. Of the file no more than what is read is in memory then."""
@@ -99,12 +108,32 @@ def store_of(tensors: Iterable[ArenaTensor], in_file: Collection[str], device: D
     return store
 
 
+def values_arena(
+    size: int, values: Sequence[Iterable[ArenaTensor]], folder: str | Path
+) -> tuple[FileArena, list[dict[str, ArenaTensor]]]:
+    """An arena for steps that make values which wait in a file for later steps; and of each step where these lie.
+
+    Args:
+        size: Bytes of the arena in memory: of the largest step.
+        values: Of each step; their own offsets don't count. Those of two steps have the same places, as they run one
+            after the other.
+        folder: Where the file is made.
+
+    Raises:
+        SessionError: see `FileArena`.
+    """
+    begin = -(-size // APART) * APART
+    laid = [one_after_another(each, APART) for each in values]
+    length = max(end for _, end in laid)
+    arena = FileArena(begin + length, begin, folder, "values of a step")
+    return arena, [{name: one._replace(offset=begin + one.offset) for name, one in of.items()} for of, _ in laid]
+
+
 def in_files(*stores: Store) -> dict[str, tuple[str, int, int]]:
     """What of stores lies in files: of each tensor the file, its first byte there, and bytes of its pages."""
     return {
-        name: (store.arena.path, one.offset - store.arena.begin, -(-one.nbytes // PAGE) * PAGE)
+        name: place
         for store in stores
         if isinstance(store.arena, FileArena)
-        for name, one in store.tensors.items()
-        if one.offset >= store.arena.begin and one.nbytes
+        for name, place in store.arena.places(store.tensors.values()).items()
     }

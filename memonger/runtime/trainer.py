@@ -89,7 +89,7 @@ class Trainer:
         self._scalars = {
             role: np.zeros((), TYPES[role]) for role in sorted({r for own in self._roles for r in own.scalars})
         }
-        self._arena = backend(self.device).arena(read.arena_bytes)
+        self._arena = read.arena or backend(self.device).arena(read.arena_bytes)
         self._names, self._weights, self._state = read.names, read.weights, read.state
         self._buckets: tuple[Bucket, ...] = read.cuts[0].buckets
         self._bound = [self._bind(one, own, check_order) for one, own in zip(read.cuts, self._roles, strict=True)]
@@ -373,7 +373,7 @@ class Trainer:
                         for bound in self._bound:
                             bound.bind()
                         for other in self._others:
-                            if other.program.arena_bytes <= self._arena.size:
+                            if other.program.arena_bytes <= self._arena.own:
                                 other.move(self._arena)
                     self._released = None
                 folder.remove()

@@ -8,7 +8,7 @@ gradients of a bucket lie where the engine of the ranks adds them up.
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from memonger.ir.values import dense, static_shape, subgraphs
 from memonger.model import forward_model
 from memonger.plan import Plan
 from memonger.runtime import process_memory
-from memonger.runtime.arena import ArenaTensor
+from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.detached import Detached, detach
 from memonger.runtime.loaded_model import check_room
@@ -38,7 +38,7 @@ from memonger.runtime.partition import partitions
 from memonger.runtime.prepare import check_stamp, device_of, reads_of, room_of, verified
 from memonger.runtime.prepared import Bucket, CutPlan, PersistentPart, Program, SessionGroup
 from memonger.runtime.program import inputs_of, program_of, without_defaults
-from memonger.runtime.state_file import in_files, store_of
+from memonger.runtime.state_file import in_files, store_of, values_arena
 from memonger.runtime.store import Store
 from memonger.runtime.weights import message
 from memonger.words import option
@@ -123,6 +123,7 @@ class TrainingPlans:
         rate: The default learning rate.
         loss_scale: That of the first step; None where the loss isn't scaled.
         arena_bytes: Of the largest arena.
+        arena: That arena, where values of a step wait in a file behind it; else None, and it isn't made yet.
         digest: Of plans with collectives: equal for equal plans.
         whole: Every tensor of the whole state, by name, whoever keeps it.
         shares: Who keeps what where ranks share the optimizer's state; ``owners``: the rank that keeps each tensor.
@@ -142,6 +143,7 @@ class TrainingPlans:
     loss_scale: float | None
     threads: int
     arena_bytes: int
+    arena: Arena | None
     digest: str
     whole: dict[str, ArenaTensor]
     shares: Shares
@@ -192,21 +194,34 @@ def read_plans(
     tensors = {name: tensor for name, tensor in tensors.items() if name not in states_of_others}
     in_file = dict.fromkeys(name for one in plans for name in one.state_in_file)
     stores = _stores(first.model, roles[0], tensors, owners, where, in_file, folder)
+    size, arena, places = max(one.arena_bytes for one in plans), None, in_files(*stores)
+    waiting: list[dict[str, ArenaTensor]] = [{} for _ in plans]
+    if any(one.values_in_file for one in plans) and hasattr(process_memory.libc(), "mmap"):
+        arena, waiting = values_arena(size, [_waiting(one) for one in plans], folder)
     cuts = [
         cut_step(
             one, {*own.persistent, *own.scalars.values()},
-            {new for old, new in own.updates.items() if old in others}, in_files(*stores),
+            {new for old, new in own.updates.items() if old in others},
+            places if arena is None else places | arena.places(laid.values()), laid.values(),
         )
-        for one, own in zip(plans, roles, strict=True)
+        for one, own, laid in zip(plans, roles, waiting, strict=True)
     ]  # fmt: skip
     read = TrainingPlans(
         roles, tuple(tensors), *stores, cuts, forward, frozen, where, cuda, first.name,
         _default(first.model, roles[0], "learning_rate"), _default(first.model, roles[0], "loss_scale"), first.threads,
-        max(one.arena_bytes for one in plans), " ".join(map(plan_digest, plans)) if first.graph.collectives else "",
-        whole, shares, owners,
+        size, arena, " ".join(map(plan_digest, plans)) if first.graph.collectives else "", whole, shares, owners,
     )  # fmt: skip
     kept = () if frozen is None else frozen.files
-    return detach(read, *(one.arena for one in stores), *kept)
+    return detach(read, arena, *(one.arena for one in stores), *kept)
+
+
+def _waiting(plan: Plan) -> Iterator[ArenaTensor]:
+    """What a plan's step makes that waits in a file."""
+    of_name = {str(value.name): value for node in plan.model.graph for value in node.outputs}
+    for name in plan.values_in_file:
+        value = of_name[name]
+        assert value.dtype is not None
+        yield ArenaTensor(name, ElementType(value.dtype), static_shape(value) or ())
 
 
 def cut_step(
@@ -214,6 +229,7 @@ def cut_step(
     own: Collection[str],
     left_out: Collection[str] = (),
     in_file: Mapping[str, tuple[str, int, int]] = MappingProxyType({}),
+    waiting: Iterable[ArenaTensor] = (),
 ) -> CutPlan:
     """Cut a training plan, verified by the caller. Its models are messages, so that none is kept.
 
@@ -221,12 +237,14 @@ def cut_step(
         plan: The plan.
         own: Inputs that the session binds itself: the model's own defaults are left out.
         left_out: Outputs that another rank computes: what only they need doesn't run here.
-        in_file: What is updated in a file: see `memonger.runtime.state_file.in_files`.
+        in_file: What is updated or waits in a file: see `memonger.runtime.state_file.in_files`.
+        waiting: What waits there for later steps, where it lies behind the arena's memory.
 
     Raises:
         SessionError: the model can't be written for onnxruntime.
     """
     program, parts, model = program_of(plan), _persistent_parts(plan), without_defaults(plan.model, set(own))
+    program = replace(program, planned=(*program.planned, *waiting))
     if parts:
         program = _without_parts(model, program, parts)
     if left_out:

@@ -16,12 +16,13 @@ This is Linux's. Elsewhere plans run as well, and how much of the file is in mem
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -34,6 +35,9 @@ from memonger.errors import SessionError
 from memonger.runtime import disk, process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
 from memonger.units import MiB
+
+if sys.platform == "linux":
+    import fcntl
 
 PAUSE = 1e-3
 """Seconds between two looks at the page table while a plan runs."""
@@ -59,6 +63,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _AROUND = 16 * _PAGE  # that many bytes the system may map around a page that is read
 
 _DONTNEED, _PAGEOUT = 4, 21  # of madvise(2)
+_ZERO = 0x11  # of fallocate(2): zeros in a file that keeps its size
+_SETSIG = 10  # of fcntl(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Reading:
 
     Attributes:
         nbytes: Bytes that passed through the window.
-        written_bytes: Those that steps had updated, and that were written behind them.
+        written_bytes: Those that steps had updated or made, and that were written behind them.
         disk_bytes: What the process had the system fetch from the disk meanwhile; all else was in its cache.
         seconds: What the run took.
         waited: Seconds of it in which one of the process's threads waited for the disk, by looks at what they do.
@@ -98,12 +104,12 @@ class WeightReader:
     """
 
     def __init__(self, schedule: ReadSchedule) -> None:
-        updated = {read.span.file for read in schedule.reads if read.is_updated}
-        self._files = [_DataFile(path, number in updated) for number, path in enumerate(schedule.files)]
+        own = {read.span.file for read in schedule.reads if read.is_own}
+        self._files = [_DataFile(path, number in own) for number, path in enumerate(schedule.files)]
         self._owner, self._one_run = os.getpid(), threading.Lock()
         self.last: Reading | None = None
-        self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead)
-        self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_updated})
+        self._nbytes = sum(read.span.length for read in schedule.reads if read.span.ahead and not read.is_made)
+        self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_own})
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
         if not self.why_not:
@@ -133,7 +139,9 @@ class WeightReader:
         if os.getpid() != self._owner:  # in a fork there is no such thread, and the engine refuses to run
             yield
             return
-        with self._one_run:
+        with self._one_run, ExitStack() as held:
+            for file in self._files if sys.platform == "linux" else ():
+                held.enter_context(file.held())
             for file in self._files:
                 file.check()
             begin, fetched = time.perf_counter(), disk.fetched()
@@ -220,13 +228,13 @@ def _end(follower: "_Follower", files: "list[_DataFile]") -> None:
 
 
 class _DataFile:
-    """A file that weights lie in, as it was when it was opened; or one of the session's that steps update."""
+    """A file that weights lie in, as it was when it was opened; or one of the session's own, which steps write."""
 
-    def __init__(self, path: str, is_updated: bool = False) -> None:
-        self.path, self.is_updated = path, is_updated
-        self.name = os.path.basename(os.readlink(path) if is_updated else path)
+    def __init__(self, path: str, is_own: bool = False) -> None:
+        self.path, self.is_own = path, is_own
+        self.name = os.path.basename(os.readlink(path) if is_own else path)
         try:
-            self.descriptor = os.open(path, os.O_RDONLY)
+            self.descriptor = os.open(path, os.O_RDWR if is_own else os.O_RDONLY)
         except OSError as error:
             raise SessionError(f"{path} can't be read, which has weights of the plan: {error.strerror}.") from error
         self.status = os.fstat(self.descriptor)
@@ -237,7 +245,7 @@ class _DataFile:
         Raises:
             SessionError: it isn't.
         """
-        if self.is_updated:
+        if self.is_own:
             return
         now, then = os.fstat(self.descriptor), self.status
         is_as_it_was = (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
@@ -249,6 +257,36 @@ class _DataFile:
                 f"{self.path} was changed since the session was made: it is {what} now, and weights stay in it. Save "
                 "the plan again, and make a new session."
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have whoever wants to open it for writing, or to cut it short, wait until this is over: a lease for reading.
+
+        The system lets them wait no longer than ``/proc/sys/fs/lease-break-time`` says, 45 seconds. There is none where
+        it is open for writing already, is another user's, or its file system has no leases.
+        """
+        is_held = False
+        if not self.is_own:
+            with suppress(OSError):
+                fcntl.fcntl(self.descriptor, _SETSIG, signal.SIGURG)  # which is ignored; by default a break ends us
+                fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                is_held = True
+        try:
+            yield
+        finally:
+            if is_held:
+                with suppress(OSError):
+                    fcntl.fcntl(self.descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def forget(self, begin: int, length: int) -> None:
+        """Have zeros in place of bytes that nobody needs: so none is written any more, nor read to be written over.
+
+        They stay taken on the disk. A file system that can't do that keeps them, which costs time alone.
+        """
+        libc = process_memory.libc()
+        if hasattr(libc, "fallocate"):
+            size = ctypes.c_int64
+            libc.fallocate(ctypes.c_int(self.descriptor), ctypes.c_int(_ZERO), size(begin), size(length))
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -313,7 +351,7 @@ class _Follower:
 
         Mappings of before are of other sessions: who uses an address of theirs may find that it is another's by then.
         """
-        maps = [one for one in _maps(self._files) if one not in before or self._files[one.file].is_updated]
+        maps = [one for one in _maps(self._files) if one not in before or self._files[one.file].is_own]
         with open("/proc/self/pagemap", "rb", buffering=0) as pages:
             for one in maps:
                 _drop(pages.fileno(), one.address, one.length)
@@ -388,6 +426,9 @@ class _Follower:
             os.close(task)
         for number in range(len(reads)):  # those too that were dropped: a step that was believed to be over has read on
             self._drop(pages, number)
+        for read in reads:
+            if read.is_made:  # the run is over, and what it made for later steps isn't needed any more
+                self._files[read.span.file].forget(read.span.begin, read.span.length)
         self._ahead = 0
         self._read_ahead(-1)
 
@@ -418,7 +459,7 @@ class _Follower:
         while self._ahead < len(reads) and there + reads[self._ahead].resident <= self._schedule.nbytes:
             there += reads[self._ahead].resident
             span = reads[self._ahead].span
-            if span.ahead:
+            if span.ahead and not reads[self._ahead].is_made:
                 os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_WILLNEED)
             self._ahead += 1
 
@@ -431,7 +472,7 @@ class _Follower:
             self._behind += [read.span]
             for span in self._behind:
                 os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
-            self._behind = self._behind[-_BEHIND:] if read.is_updated else self._behind[:-1]
+            self._behind = self._behind[-_BEHIND:] if read.is_own else self._behind[:-1]
 
 
 def _drop(pages: int, address: int, length: int) -> None:

@@ -5,7 +5,17 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from memonger.graph.weight_window import Read, WeightWindow, choose_window, largest_at_once, weight_reads, what_is_wrong
+from memonger.graph.weight_window import (
+    Read,
+    WeightWindow,
+    bytes_read,
+    bytes_written,
+    choose_window,
+    largest_at_once,
+    resident_bytes,
+    weight_reads,
+    what_is_wrong,
+)
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -51,6 +61,32 @@ def test_kept_weights_and_the_window_take_no_more_than_they_may(seed: int) -> No
         assert window.nbytes == _most_at_once(left)
         assert whole - sum(read.nbytes for read in left) + window.nbytes <= nbytes
         assert not what_is_wrong(reads, window)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_steps_make_is_in_the_file_whatever_is_kept(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    weights = [_read(f"w{n}", 4 * n, 4 * n, int(random.integers(1, 9)) * 4096) for n in range(8)]
+    made = [
+        Read(f"v{n}", ((4 * n + 1, 4 * n + 2), (60 - 2 * n, 60 - 2 * n)), 0, 4096 * (n + 1), None, True, made=True)
+        for n in range(5)
+    ]
+    reads = sorted((*weights, *made), key=lambda read: (read.ranges, read.name))
+    whole, names = sum(read.nbytes for read in weights), {read.name for read in made}
+    for nbytes in (whole + largest_at_once(made), whole * 3 // 4 + largest_at_once(made)):
+        window = choose_window(reads, nbytes)
+        assert window is not None
+        left = [read for read in reads if read.name in window.weights]
+        assert names <= {read.name for read in left}
+        assert (len(left) == len(made)) is (nbytes >= whole + largest_at_once(made))
+        assert window.nbytes == _most_at_once(left)
+        assert resident_bytes(reads, window, whole) <= nbytes
+        assert not what_is_wrong(reads, window)
+        without = WeightWindow(window.nbytes, tuple(name for name in window.weights if name != "v0"))
+        assert "'v0' waits in a file" in what_is_wrong(reads, without)
+    assert [(bytes_read(read), bytes_written(read)) for read in made] == [(read.resident,) * 2 for read in made]
+    with pytest.raises(ValueError, match=f"below {largest_at_once(reads)}"):
+        choose_window(reads, largest_at_once(reads) - 1)
 
 
 def test_more_memory_keeps_more_and_the_largest_first() -> None:

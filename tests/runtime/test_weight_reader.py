@@ -3,6 +3,8 @@
 import json
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -172,6 +174,27 @@ def test_a_file_that_was_changed_is_refused_by_name(own: Path, size: int) -> Non
         os.truncate(data, data.stat().st_size - size)
         with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is shorter now"):
             session.run(FEED)
+
+
+def test_who_cuts_the_file_short_waits_until_the_run_is_over(own: Path) -> None:
+    """By then nothing is mapped that could end the process, and the next run says what has changed."""
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session:
+        (reader,) = session.weight_readers
+        with reader.running():
+            cut = subprocess.Popen([sys.executable, "-c", "import os, sys; os.truncate(sys.argv[1], 1)", str(data)])
+            with pytest.raises(subprocess.TimeoutExpired):
+                cut.wait(1.5)
+            assert data.stat().st_size > 1
+        assert cut.wait(30) == 0
+        with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is shorter now"):
+            session.run(FEED)
+
+
+def test_a_file_that_is_open_for_writing_is_read_all_the_same(own: Path, expected: np.ndarray) -> None:
+    (data,) = own.parent.glob("*.data")
+    with memonger.Session(own) as session, data.open("r+b"):
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
 
 
 def test_a_file_that_was_written_to_is_refused(own: Path) -> None:
@@ -502,3 +525,29 @@ def test_a_decoder_says_what_stock_says_with_its_weights_in_the_file(decoding: P
         for session in (one, two):
             assert _said(lambda given, session=session: session.run(given)["logits"]) == expected
             assert not session.weight_readers[0].why_not
+
+
+def test_decoders_of_a_fleet_share_a_window_where_callers_keep_the_caches(decoding: Path, tmp_path: Path) -> None:
+    plan = memonger.search_plan(decoder(SIZES), device="cpu", mode="inference", dims=GROWS, budget="1.8MiB")
+    assert plan.window is not None
+    for name in "ab":
+        plan.save(tmp_path / f"{name}.onnx")
+    with memonger.Session(decoding) as session:
+        expected = _said(lambda given: session.run(given)["logits"])
+    with memonger.Fleet({name: tmp_path / f"{name}.onnx" for name in "ab"}) as fleet:
+        memory = fleet.memory()  # both are of one model, whose weights they share
+        assert memory.weights == plan.resident_parameter_bytes
+        assert memory.in_files == plan.parameter_bytes - plan.kept_parameter_bytes
+
+        def by(name: str) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+            caches = {cache: np.zeros((1, 4, 0, 32), np.float32) for cache in SIZES.state}
+
+            def run(given: Mapping[str, np.ndarray]) -> np.ndarray:
+                found = fleet[name].run({**given, **caches})
+                caches.update({old: np.array(found[new]) for old, new in SIZES.state.items()})
+                logits: np.ndarray = found["logits"]
+                return logits
+
+            return run
+
+        assert _said(by("a")) == _said(by("b")) == expected

@@ -14,7 +14,7 @@ def resident(planned: Path) -> int:
 
 def resident_state(session: memonger.TrainingSession) -> int:
     """Bytes of what a session updates in files that are in this process's memory."""
-    names = {os.readlink(file.path) for reader in session.weight_readers for file in reader._files if file.is_updated}
+    names = {os.readlink(file.path) for reader in session.weight_readers for file in reader._files if file.is_own}
     return sum(map(_resident, names))
 
 
