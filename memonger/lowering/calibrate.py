@@ -101,11 +101,17 @@ class Wanted:
         times: Times decide something: nodes are timed in runs after the first.
         results: What the model gives is asked for.
         other: What another form of the model gave. Where this one gives the same, nothing more is wanted of it.
+        if_same: Nothing more is wanted where it gives something else.
     """
 
     times: bool = True
     results: bool = False
     other: Results | None = None
+    if_same: bool = False
+
+    def is_over(self, results: Results) -> bool:
+        """Whether nothing more is wanted of a form that gives these."""
+        return self.other is not None and (results == self.other) is not self.if_same
 
 
 @contextmanager
@@ -247,7 +253,7 @@ def _run_on_host(
         binding, results = once(made), None
         if wanted.results or wanted.other is not None:
             results = _results(model, binding)
-        if wanted.times and (results is None or results != wanted.other):
+        if wanted.times and (results is None or not wanted.is_over(results)):
             begin, runs = time.perf_counter(), 0
             while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
                 once(made)

@@ -7,12 +7,12 @@ file order: only then may its values be given addresses.
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -165,6 +165,20 @@ def _computing(model: ir.Model) -> Counter[str]:
     return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
 
 
+class _Calibrated(NamedTuple):
+    """A lowered model as it ran, what was measured, and what it gave; nothing measured where its bits were enough."""
+
+    lowered: Model
+    calibration: Calibration | None
+    results: calibrate.Results | None = None
+
+    @property
+    def whole(self) -> tuple[Model, Calibration]:
+        """What is to be planned."""
+        assert self.calibration is not None
+        return self.lowered, self.calibration
+
+
 @dataclass(frozen=True, slots=True)
 class _Lowering:
     """What a model is lowered with; see `device_form`. Files lie in ``folder``, runs are counted in ``spent``."""
@@ -201,22 +215,25 @@ class _Lowering:
         first = self.optimized(model, model, "optimized.onnx")
         other = None if unbound is None else self.computing_otherwise(unbound, model, first)
         if other is None:
-            found = self.calibrated(model, first, calibrate.Wanted(settings.times))
-            assert found is not None
-            return found[:2]
+            return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
         given = settings.inputs or feeding.random_feeds(inputs_of(first.graph))
-        found = self.calibrated(model, first, calibrate.Wanted(settings.times, results=True))
-        assert found is not None
-        wanted = calibrate.Wanted(settings.times, other=found[2])
-        lowering, stock = replace(self, settings=replace(settings, inputs=given)), None
-        try:
-            for form in other:
-                stock = lowering.calibrated(model, form, wanted)
-                if stock is None:
-                    break
-        except SessionError:
-            return found[:2]  # it doesn't run on these inputs: nothing is known of its bits
-        return (found if stock is None else stock)[:2]
+        lowering = replace(self, settings=replace(settings, inputs=given))
+        (borrowing, in_full), wanted = other, calibrate.Wanted(settings.times, results=True)
+        if borrowing is not None:  # it isn't what is planned: it runs once, and before times are taken of the first
+            try:
+                seen = lowering.calibrated(model, borrowing, replace(wanted, times=False), "sizes_open")
+            except SessionError:  # it doesn't run on these inputs: nothing is known of its bits
+                return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+            wanted = replace(wanted, other=seen.results, if_same=True)
+        found = self.calibrated(model, first, wanted)
+        if borrowing is not None and found.calibration is not None:
+            return found.whole
+        with suppress(SessionError):
+            wanted = calibrate.Wanted(settings.times, other=found.results)
+            stock = lowering.calibrated(model, in_full(), wanted, "sizes_open")
+            if stock.calibration is not None:
+                return stock.whole
+        return (found if found.calibration else self.calibrated(model, first, calibrate.Wanted(settings.times))).whole
 
     def optimized(
         self, source: Model, original: Model, name: str, level: str | None = None, known: Weights | None = None
@@ -229,12 +246,15 @@ class _Lowering:
         carry = partial(carry_modules, source=original.ir)
         return run_passes(source, "lower", optimize, settle_reorders, copy_where_nothing_drops, name_nodes, carry)
 
-    def computing_otherwise(self, unbound: Model, model: Model, lowered: Model) -> Iterator[Model] | None:
+    def computing_otherwise(
+        self, unbound: Model, model: Model, lowered: Model
+    ) -> tuple[Model | None, Callable[[], Model]] | None:
         """What the optimizer makes of a model whose sizes are open, at these sizes; None where it has the operators.
 
-        None too where it is refused, or what the model gives isn't told by its inputs. Large weights aren't written
-        another time: they are first those of the same names of ``lowered``. Where that gives other bits, what counts is
-        the second model: with weights as the optimizer writes them.
+        None too where it is refused, or what the model gives isn't told by its inputs.
+
+        Returns: With large weights of the same names of ``lowered``, which aren't written another time, where it has
+            such: if that gives the same bits, that is enough. What makes it with its own.
         """
         if any(
             facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph
@@ -247,32 +267,31 @@ class _Lowering:
             return None
         if _computing(found.ir) == _computing(lowered.ir):
             return None
-        return self._with_sizes(found, unbound, model, lowered)
 
-    def _with_sizes(self, found: Model, unbound: Model, model: Model, lowered: Model) -> Iterator[Model]:
-        """See `computing_otherwise`: at the model's sizes what was found, and, if that has weights of another, in full.
-
-        Where some are in no file it is that alone.
-        """
-        has_all = all(Path(tensor.path).is_file() for tensor in external_tensors(found.ir))
-        is_own = has_all and set(external_tensors(lowered.ir)).isdisjoint(external_tensors(found.ir))
-        for each in (found,) * has_all + (None,) * (not is_own):
-            other = each or self.optimized(unbound, unbound, "sizes_open_in_full.onnx")
+        def with_sizes(other: Model) -> Model:
             shapes = {value.name: value.shape for value in model.graph.inputs}
             for value in other.graph.inputs:
                 value.shape = shapes.get(value.name, value.shape)
             forget_symbolic(other.ir)
-            yield other
+            return other
+
+        def in_full() -> Model:
+            return with_sizes(self.optimized(unbound, unbound, "sizes_open_in_full.onnx"))
+
+        has_all = all(Path(tensor.path).is_file() for tensor in external_tensors(found.ir))
+        is_own = has_all and set(external_tensors(lowered.ir)).isdisjoint(external_tensors(found.ir))
+        if is_own:
+            return None, lambda: with_sizes(found)
+        return with_sizes(found) if has_all else None, in_full
 
     def calibrated(
-        self, model: Model, lowered: Model, wanted: calibrate.Wanted
-    ) -> tuple[Model, Calibration, calibrate.Results | None] | None:
-        """What the optimizer made of a model as it runs, with what it gives; None where that is the other's."""
+        self, model: Model, lowered: Model, wanted: calibrate.Wanted, name: str = "optimized"
+    ) -> _Calibrated:
+        """What the optimizer made of a model as it runs, with what it gives; files are of that name."""
         settings, device = self.settings, self.device
         for number in range(ROUNDS):
             if number:
-                name = f"{'optimized' if wanted.other is None else 'sizes_open'}{number}.onnx"
-                lowered = self.optimized(lowered, model, name, "ORT_DISABLE_ALL")
+                lowered = self.optimized(lowered, model, f"{name}{number}.onnx", "ORT_DISABLE_ALL")
             if settings.source_order:
                 lowered = run_passes(lowered, "lower", partial(order_as_source, source=model.ir), put_updates_last)
             if settings.ranges:
@@ -284,16 +303,16 @@ class _Lowering:
                 if _as_written(lowered.ir, whole):
                     ranged.with_sizes(lowered.ir, settings.ranges, runs)
                     held = calibrate.run_time_bytes(lowered.ir, runs)
-                    return lowered, Calibration(whole.seconds, whole.workspace, run_time=held), None
+                    return _Calibrated(lowered, Calibration(whole.seconds, whole.workspace, run_time=held))
                 continue
             ran, run = self.run(model, lowered, wanted)
-            if wanted.other is not None and run.results == wanted.other:
-                return None
+            if run.results is not None and wanted.is_over(run.results):
+                return _Calibrated(lowered, None, run.results)
             if _as_written(ran, run):
                 host = calibrate.hosted(lowered.ir, device, settings.cuda)
                 _give_sizes(lowered.ir, run)
                 held = calibrate.run_time_bytes(lowered.ir, [run])
-                return lowered, Calibration(run.seconds, run.workspace, host, held), run.results
+                return _Calibrated(lowered, Calibration(run.seconds, run.workspace, host, held), run.results)
         raise PlanError(
             f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned."
         )

@@ -57,6 +57,8 @@ class Tuning:
         explore_again: As ``explore``, from a schedule that only the search for the smallest budget found. Results of
             such starts vary more, so these are more runs.
         again: Fraction of the effort that this second exploration has.
+        smallest_work: Changes per node that the search for the smallest budget may try. Problems of some ten to some
+            hundred nodes were seen to need a tenth of that at most.
         smallest_targets: Budgets for which the search for the smallest budget looks for another order, as fractions
             of the way from the lower bound to the peak without recomputation.
         first_step: Fraction of the bytes above the lower bound by which the smallest peak is lowered at first.
@@ -89,6 +91,7 @@ class Tuning:
     explore: tuple[float, ...] = (0.15, 0.3, 0.45)
     explore_again: tuple[float, ...] = (0.3, 0.55, 0.8)
     again: float = 0.4
+    smallest_work: int = 1_000
     smallest_targets: tuple[float, ...] = (0.4, 0.25)
     first_step: float = 0.03
     first_step_large: float = 0.5
@@ -205,7 +208,8 @@ class PortfolioSearch:
         It is the same whatever a node costs. Costs may be measured, and others each time: a budget that was once named
         as the smallest must be held the next time, too.
         """
-        weighed = replace(self, problem=weighed_by_bytes(self.problem))
+        limit = min(self.effort.limit, self.tuning.smallest_work * self.problem.nodes)
+        weighed = replace(self, problem=weighed_by_bytes(self.problem), effort=replace(self.effort, limit=limit))
         return ScheduleFigures.of(self.problem, weighed._smallest(enough).schedule)
 
     def _smallest(self, enough: int) -> ScheduleFigures:

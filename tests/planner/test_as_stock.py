@@ -81,6 +81,15 @@ def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_pat
     assert runs(path, batch=2, budget="1GiB") == 4
 
 
+def test_a_form_with_the_others_weights_runs_once_before_times_are_taken(tmp_path: Path) -> None:
+    """Each of three forms runs, and the last, which is planned, once more for times: `_late_scale` has other bits."""
+    onnx.save(_late_scale("N", 4096), tmp_path / "model.onnx")
+    plan = memonger.search_plan(tmp_path / "model.onnx", mode="inference", device="cpu", batch=2, budget="1GiB")
+    assert plan.spent is not None
+    assert plan.spent.runs == 4
+    assert same_bits(memonger.Session(plan).run({"x": X}), run_stock(stock(str(tmp_path / "model.onnx")), {"x": X}))
+
+
 @pytest.mark.parametrize(("has_devnull", "forms"), [(True, 3), (False, 2)])
 def test_large_weights_are_written_once_where_both_forms_have_them(
     has_devnull: bool, forms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memonger.errors import PlanError, RuntimeUnavailableError
-from memonger.schedule import greedy
+from memonger.schedule import greedy, portfolio
 from memonger.schedule import timeline as timelines
 from memonger.schedule.cp_sat import ExactOptions, solve
-from memonger.schedule.effort import Effort, Progress
+from memonger.schedule.effort import EFFORT, Effort, Progress
 from memonger.schedule.greedy import GreedyOptions, excess, fit_budget, remove_redundant
-from memonger.schedule.neighbourhood import reorder
+from memonger.schedule.neighbourhood import improve, reorder
 from memonger.schedule.portfolio import PortfolioSearch, Tuning, search
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
@@ -393,6 +393,24 @@ def test_the_smallest_budget_is_the_same_whatever_a_node_costs() -> None:
         other = replace(problem, costs=tuple(costs.uniform(0.5, 2) * each for each in problem.costs))
         assert search(other, 0, effort=5000).schedule == least.schedule
         assert search(other, least.peak, effort=5000).peak <= least.peak
+
+
+def test_less_memory_is_looked_for_no_longer_than_the_nodes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def counted(timeline: Timeline, *arguments: Any) -> tuple[int, float]:
+        energy = improve(timeline, *arguments)
+        tried.append(timeline.work)
+        return energy
+
+    monkeypatch.setattr(portfolio, "improve", counted)
+    problem = training_chain(8, skip=2)
+    least = search(problem, 0, effort=EFFORT)
+    most = Tuning().smallest_work * problem.nodes
+    assert most < EFFORT / 8
+    assert 0 < sum(tried) < 2 * most  # a repair that has begun is finished
+    tuned = PortfolioSearch(problem, Effort(EFFORT), tuning=replace(Tuning(), smallest_work=EFFORT))
+    assert tuned.smallest().peak == least.peak
 
 
 def test_nodes_that_may_run_once_do() -> None:
