@@ -11,7 +11,7 @@ there corrects the target (`memonger.schedule.budget.cheapest_within`).
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -22,6 +22,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import SAC_IGNORED_OPS
 from torch.utils.checkpoint import checkpoint as run_again
 
 from memonger.errors import BudgetError, PlanError
@@ -31,7 +32,16 @@ from memonger.schedule.budget import ATTEMPTS, Allocated, cheapest_within
 from memonger.torch import operators
 from memonger.torch.budget import StepPlan, planned, refused, state_bytes, traced
 from memonger.torch.example import examples_of
-from memonger.torch.recorded import ELSEWHERE, PLAN, ModuleCall, RecordedStep, recorded, take_off, without_memory
+from memonger.torch.recorded import (
+    ELSEWHERE,
+    PLAN,
+    ModuleCall,
+    RecordedStep,
+    Repeats,
+    recorded,
+    take_off,
+    without_memory,
+)
 from memonger.units import in_bytes, in_full
 
 SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 10**9)
@@ -97,13 +107,11 @@ class Choice:
     Attributes:
         checkpoints: In the order of the forward pass.
         bytes: The most that is estimated to be there, everything counted.
-        again: How many calls of operators are repetitions.
-        cost: Estimated cost of those.
+        cost: Estimated cost of the repetitions.
     """
 
     checkpoints: tuple[Checkpoint, ...]
     bytes: int
-    again: int
     cost: float
 
 
@@ -133,7 +141,7 @@ class Checkpoints:
     def within(self, target: int) -> list[Choice]:
         """Choices within so many bytes, the cheapest first; where there is none, others, that with the fewest first."""
         each = [choice for draft in self._drafts for choice in draft.within(target)]
-        found = list({(one.bytes, one.again, one.cost): one for one in each}.values())
+        found = list({(one.bytes, one.cost, len(one.checkpoints)): one for one in each}.values())
         fitting = [one for one in found if one.bytes <= target]
         by_bytes = sorted(found, key=lambda one: (one.bytes, one.cost))
         return sorted(fitting, key=lambda one: (one.cost, one.bytes)) or by_bytes
@@ -297,7 +305,6 @@ class _Draft:
                 drawn[number] = len(schedule)
             schedule.append(number)
         self._saved = saved
-        self._costs = [call.cost if call.makes or call.changes else 0.0 for call in step.calls]  # views are free
         graph = schedule_graph(replace(step.graph, reads=tuple(map(tuple, reads))), schedule)
         buffers = assign_storage(graph, alignment=1).buffers
         self._live = live_bytes(buffers, len(schedule)) + base + step.given_bytes
@@ -326,7 +333,7 @@ class _Draft:
             of_call = self._spans[index]
             if opens:
                 needed = [span for each in of_call.values() for span in each if span.storage in self._saved[index]]
-                cost = sum(self._costs[one] for one in again)
+                cost = sum(calls[one].cost for one in again)
                 items.append((cost / max(1, sum(span.size for span in needed)), index, (), needed))
             for ones in self._keepable[index] if keeps else ():
                 spans = [span for one in ones for span in of_call[one]]
@@ -350,10 +357,9 @@ class _Draft:
             else:
                 kept[index].update(ones)
         left = [index for index in range(len(self.regions)) if index not in opened]
-        repeated = [one for index in left for one in self.again[index] if one not in kept[index] and calls[one].makes]
         return Choice(
-            tuple(self._checkpoint(index, kept[index]) for index in left), int(live.max()), len(repeated),
-            sum(self._costs[one] for index in left for one in self.again[index] if one not in kept[index]),
+            tuple(self._checkpoint(index, kept[index]) for index in left), int(live.max()),
+            sum(calls[one].cost for index in left for one in self.again[index] if one not in kept[index]),
         )  # fmt: skip
 
     def _checkpoint(self, index: int, kept: Collection[int]) -> Checkpoint:
@@ -456,6 +462,48 @@ class _Again(_Mode):  # type: ignore[no-untyped-call]
         return target(*args, **kwargs)
 
 
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the calls of a region's first run.
+
+    Args:
+        repeats: What is told to who records the step.
+        calls: Their numbers, in order.
+    """
+
+    def __init__(self, repeats: Repeats, calls: list[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._repeats, self._calls = repeats, calls
+
+    def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._repeats.last
+        result = target(*args, **(kwargs or {}))
+        if target not in SAC_IGNORED_OPS:
+            self._calls.append(before + 1)
+        return result
+
+
+class _Repeating(_Noting):  # type: ignore[no-untyped-call]
+    """Tells of each operator of a region's repetition which call it repeats: they come in the same order."""
+
+    def __enter__(self) -> Any:
+        self._next = iter(self._calls)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, target: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if target not in SAC_IGNORED_OPS:
+            self._repeats.now = next(self._next, -1)
+        try:
+            return target(*args, **(kwargs or {}))
+        finally:
+            self._repeats.now = -1
+
+
+@contextmanager
+def _both(around: AbstractContextManager[Any], inside: AbstractContextManager[Any]) -> Iterator[None]:
+    with around, inside:
+        yield
+
+
 class Checkpointed:
     """The ``forward`` of a module some of whose calls are checkpointed, whole or in parts.
 
@@ -464,15 +512,15 @@ class Checkpointed:
         inner: Its own ``forward``, where that isn't its class's.
         checkpoints: By the number of the call.
         step: Of which the module is a part.
-        keeps_random: Whether random numbers are drawn again as they were.
+        repeats: See `PutOn`.
     """
 
     def __init__(
         self, part: nn.Module, inner: Any, checkpoints: Mapping[int, Sequence[Checkpoint]], step: "_Step",
-        keeps_random: bool,
+        repeats: Repeats | None,
     ) -> None:  # fmt: skip
         self.inner = inner
-        self._part, self._checkpoints, self._step, self._keeps_random = part, checkpoints, step, keeps_random
+        self._part, self._checkpoints, self._step, self._repeats = part, checkpoints, step, repeats
         (self._path, *_) = {one.region.path for ones in checkpoints.values() for one in ones}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -494,7 +542,7 @@ class Checkpointed:
         return _in_turn(parts[place:], value)
 
     def _run(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        draws = checkpoint.draws and self._keeps_random
+        draws = checkpoint.draws and self._repeats is None
         contexts = partial(self._contexts, checkpoint)
         # PyTorch keeps the states of generators of the devices that arguments by position are on: those of all, then
         of_devices = self._one_of_each_device(args, kwargs) if draws else []
@@ -516,9 +564,15 @@ class Checkpointed:
     def _contexts(self, checkpoint: Checkpoint) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         results = dict[tuple[Any, int], Any]()
         first = _First(checkpoint.kept, results) if checkpoint.kept else nullcontext()
-        if not checkpoint.kept and not checkpoint.writes:
-            return first, nullcontext()
-        return first, _Again(checkpoint.kept, results, self._part if checkpoint.writes else None)
+        is_seen = checkpoint.kept or checkpoint.writes
+        again = _Again(checkpoint.kept, results, self._part if checkpoint.writes else None) if is_seen else None
+        if self._repeats is None:
+            return first, again or nullcontext()
+        calls = list[int]()
+        return (
+            _both(first, _Noting(self._repeats, calls)),
+            _both(again or nullcontext(), _Repeating(self._repeats, calls)),
+        )
 
 
 def _in_turn(parts: Sequence[Any], value: Any) -> Any:
@@ -567,10 +621,15 @@ class PutOn:
     Args:
         module: Calls of it are changed, its parameters and their names aren't.
         checkpoints: What is checkpointed.
-        keeps_random: Whether random numbers are drawn again as they were.
+        repeats: Who records the step, on tensors without memory, is told by this what runs again; no states of random
+            generators are kept then.
+
+    Attributes:
+        checkpoints: What is checkpointed.
     """
 
-    def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], keeps_random: bool = True) -> None:
+    def __init__(self, module: nn.Module, checkpoints: Sequence[Checkpoint], repeats: Repeats | None = None) -> None:
+        self.checkpoints = tuple(checkpoints)
         parts = dict(module.named_modules())
         step = _Step({path: part.training for path, part in parts.items()})
         by_path: dict[str, dict[int, list[Checkpoint]]] = {}
@@ -580,7 +639,7 @@ class PutOn:
         self._parts = [parts[path] for path in by_path]
         for part, of_turns in zip(self._parts, by_path.values(), strict=True):
             inner = part.__dict__.get("forward")
-            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, step, keeps_random)
+            part.__dict__["forward"] = Checkpointed(part, inner, of_turns, step, repeats)
 
     def take_off(self) -> None:
         """The module is as it was."""
@@ -636,13 +695,13 @@ def checkpoint(
             "by its register_post_accumulate_grad_hook, before this call."
         )
     try:
-        plan, checkpoints, _ = chosen(*without_memory(module, inputs), limit, state, in_backward)
+        plan, checkpoints = chosen(*without_memory(module, inputs), limit, state, in_backward)
     except BudgetError as error:
         would = _what_would(module, inputs, limit, state)
         would += "" if in_backward else " With in_backward=True gradients aren't there together."
         raise BudgetError(limit, error.smallest, error.lower_bound, error.hint + would) from None
     take_off(module)
-    module.__dict__[PLAN] = plan, PutOn(module, checkpoints)
+    module.__dict__[PLAN] = plan, PutOn(module, checkpoints), in_backward
     return module
 
 
@@ -676,7 +735,7 @@ def chosen(
     budget: int | None,
     state: int,
     in_backward: bool = False,
-) -> tuple[StepPlan, tuple[Checkpoint, ...], RecordedStep]:
+) -> tuple[StepPlan, tuple[Checkpoint, ...]]:
     """The cheapest checkpoints that were found to hold a budget.
 
     Args:
@@ -687,7 +746,7 @@ def chosen(
         state: Bytes of the optimizer's state.
         in_backward: See `checkpoint`.
 
-    Returns: what the step takes, the checkpoints, and the step as it then ran.
+    Returns: what the step takes, and the checkpoints.
 
     Raises:
         BudgetError: none were found.
@@ -700,7 +759,7 @@ def chosen(
             "in_backward: the step reads a parameter after its gradient is applied to it: let the optimizer step "
             "behind the backward pass."
         )
-    found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0, 0.0)))
+    found = Allocated(whole.peak + state, 0.0, (whole, Choice((), whole.peak + state, 0.0)))
     if budget is not None and found.bytes > budget:
         candidates, tried = Checkpoints(whole, module, state), list[Allocated[tuple[RecordedStep, Choice]]]()
 
@@ -708,11 +767,7 @@ def chosen(
             for one in tried:
                 if one.item[1].checkpoints == choice.checkpoints:
                     return one
-            checkpoints = PutOn(module, choice.checkpoints, keeps_random=False)
-            try:
-                step = recorded(module, inputs, mode, in_backward)
-            finally:
-                checkpoints.take_off()
+            step = checkpointed(module, inputs, mode, choice.checkpoints, in_backward)
             tried.append(Allocated(_NEVER if step.is_late else step.peak + state, choice.cost, (step, choice)))
             return tried[-1]
 
@@ -735,11 +790,40 @@ def chosen(
             raise refused(smallest, whole.given_bytes, whole.gradients, state)
         found = best
     step, choice = found.item
-    once = sum(call.cost for call in whole.calls)
-    makes = sum(bool(call.makes) for call in whole.calls)
-    plan = StepPlan(
-        budget=budget, peak_bytes=found.bytes, peak_before_bytes=whole.peak + state, given_bytes=whole.given_bytes,
-        gradient_bytes=whole.gradients, state_bytes=state, overhead=choice.cost / once if once else 0.0, nodes=makes,
-        recomputed=choice.again, seconds=time.perf_counter() - begin,
+    return step_plan(whole, step, budget, state, time.perf_counter() - begin), choice.checkpoints
+
+
+def checkpointed(
+    module: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    mode: FakeTensorMode,
+    checkpoints: Sequence[Checkpoint],
+    in_backward: bool = False,
+) -> RecordedStep:
+    """A step of a module with checkpoints put on meanwhile; see `memonger.torch.recorded.recorded`."""
+    repeats = Repeats()
+    made = PutOn(module, checkpoints, repeats)
+    try:
+        return recorded(module, inputs, mode, in_backward, repeats)
+    finally:
+        made.take_off()
+
+
+def step_plan(whole: RecordedStep, step: RecordedStep, budget: int | None, state: int, seconds: float) -> StepPlan:
+    """What a step with checkpoints takes.
+
+    Args:
+        whole: The step without.
+        step: With them.
+        budget: See `StepPlan`.
+        state: Bytes of the optimizer's state.
+        seconds: See `StepPlan`.
+    """
+    once, again = sum(call.cost for call in whole.calls), [call for call in step.calls if call.again >= 0]
+    return StepPlan(
+        budget=budget, peak_bytes=step.peak + state, peak_before_bytes=whole.peak + state,
+        given_bytes=whole.given_bytes, gradient_bytes=whole.gradients, state_bytes=state,
+        overhead=sum(call.cost for call in again) / once if once else 0.0,
+        nodes=sum(bool(call.makes) for call in whole.calls), recomputed=sum(bool(call.makes) for call in again),
+        seconds=seconds,
     )  # fmt: skip
-    return plan, choice.checkpoints, step

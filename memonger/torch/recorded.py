@@ -56,8 +56,9 @@ class Call:
         is_backward: Whether it is of the backward pass.
         draws: Whether it draws random numbers.
         bits: How many zeros and ones it draws into what it is given.
-        module: The call of a module that it is a part of, as its number in `RecordedStep.modules`.
-        cost: See `memonger.torch.operators.cost`.
+        module: The call of a module that it is a part of, as its number in `RecordedStep.modules`; -1: of none.
+        cost: See `memonger.torch.operators.cost`; views are free.
+        again: The call of the forward pass that it repeats, as its number; -1: none.
     """
 
     target: Any
@@ -70,6 +71,20 @@ class Call:
     bits: int
     module: int
     cost: float
+    again: int
+
+
+@dataclass(slots=True)
+class Repeats:
+    """What checkpoints and who records their step tell each other.
+
+    Attributes:
+        last: The number of the call that was recorded last.
+        now: The call that the next one repeats; -1: none.
+    """
+
+    last: int = -1
+    now: int = -1
 
 
 @dataclass(slots=True)
@@ -109,6 +124,7 @@ class RecordedStep:
     Attributes:
         calls: Operators in the order in which they ran.
         sizes: Bytes of each storage.
+        tensors: Type and shape of the tensor that each storage was made for.
         given: Storages that were there before: parameters, buffers, inputs; other tensors that are read have no bytes,
             but for such as views are made of.
         buffers: Storages of buffers, and the names of these.
@@ -121,6 +137,7 @@ class RecordedStep:
 
     calls: tuple[Call, ...]
     sizes: tuple[int, ...]
+    tensors: tuple[tuple[torch.dtype, torch.Size], ...]
     given: frozenset[int]
     buffers: dict[int, tuple[str, ...]]
     freed: dict[int, int]
@@ -182,9 +199,10 @@ def unlogged() -> Iterator[None]:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each operator's run, and what storages there are."""
 
-    def __init__(self, module: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[torch.Tensor], repeats: Repeats) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.sizes, self.modules = list[Call](), list[int](), list[ModuleCall]()
+        self.tensors, self._repeats = list[tuple[torch.dtype, torch.Size]](), repeats
         self.freed, self.applied = dict[int, int](), dict[int, int]()
         self.inside = [-1]
         self.live = self.peak = 0
@@ -212,10 +230,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         changes = self.numbers(operators.written(target, args, kwargs))
         if operators.has_own_generator(args, kwargs):
             changes = (*changes, ELSEWHERE)
+        makes = self._new(operators.tensors_in(result))
+        self._repeats.last = len(self.calls)
         self.calls.append(Call(
-            target, reads, self._new(operators.tensors_in(result)), changes, self._sequence, node is not None,
-            operators.draws(target, args, kwargs), args[0].numel() if target in operators.BITS else 0,
-            self.inside[-1], operators.cost(target, args, kwargs, result),
+            target, reads, makes, changes, self._sequence, node is not None, operators.draws(target, args, kwargs),
+            args[0].numel() if target in operators.BITS else 0, self.inside[-1],
+            operators.cost(target, args, kwargs, result) if makes or changes else 0.0, self._repeats.now,
         ))  # fmt: skip
         return result
 
@@ -254,6 +274,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, key: int, size: int, tensor: torch.Tensor) -> None:
         self._numbers[key] = len(self.sizes)
         self.sizes.append(size)
+        self.tensors.append((tensor.dtype, tensor.shape))
         self.live += size
         weakref.finalize(tensor.untyped_storage(), self._free, key).atexit = False
 
@@ -329,8 +350,9 @@ def _replaced(begin: _Attributes, end: _Attributes, last: _Attributes) -> Iterat
 
 
 def recorded(
-    module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode, in_backward: bool = False
-) -> RecordedStep:
+    module: nn.Module, inputs: Sequence[torch.Tensor], mode: FakeTensorMode, in_backward: bool = False,
+    repeats: Repeats | None = None,
+) -> RecordedStep:  # fmt: skip
     """Run a step of a module: its forward pass, and the backward pass from ones as the gradients of what it returns.
 
     The backward pass runs outside ``torch.autocast``, as PyTorch recommends it: what casts of weights it keeps for
@@ -341,12 +363,13 @@ def recorded(
         inputs: What it is called with.
         mode: What makes these tensors.
         in_backward: Whether each parameter's gradient is applied and freed as soon as it is there.
+        repeats: What its checkpoints tell; None: it has none.
 
     Raises:
         PlanError: it can't run on such tensors; nothing that it returns needs a gradient.
     """
     module.zero_grad(set_to_none=True)
-    recorder = _Recorder(module, inputs)
+    recorder = _Recorder(module, inputs, repeats or Repeats())
     devices = {"cpu", *(one.device.type for one in module.parameters())}
     torch.clear_autocast_cache()
     with unlogged(), mode, recorder, torch.autograd.set_multithreading_enabled(False), ExitStack() as stack:
@@ -379,8 +402,8 @@ def recorded(
         number >= recorder.applied.get(one, never) for number, call in enumerate(recorder.calls) for one in call.reads
     )
     step = RecordedStep(
-        tuple(recorder.calls), tuple(recorder.sizes), frozenset(recorder.given), recorder.buffers,
-        dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak, is_late,
+        tuple(recorder.calls), tuple(recorder.sizes), tuple(recorder.tensors), frozenset(recorder.given),
+        recorder.buffers, dict(recorder.freed), tuple(recorder.modules), sum(held.values()), recorder.peak, is_late,
     )  # fmt: skip
     module.zero_grad(set_to_none=True)
     return step

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._functorch.config as functorch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -79,15 +80,17 @@ def allocated(kernels: bool = False) -> Iterator[list[LiveStorages]]:
     """What PyTorch's compiler makes meanwhile allocates under the last of these modes, if there is one.
 
     Args:
-        kernels: Whether its own kernels are compiled, which takes long; else they do nothing.
+        kernels: Whether its own kernels are compiled, which takes long, and kept in its cache for the next time; else
+            they do nothing.
     """
-    from torch._inductor import async_compile, compile_fx
+    from torch._inductor import async_compile, compile_fx, config
 
     modes: list[LiveStorages] = []
     inner, empty = compile_fx.compile_fx_inner, torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
 
     def counting(graph: Any, inputs: Any, **settings: Any) -> Any:
-        run = inner(graph, inputs, **settings)
+        with config.patch(custom_partitioner_fn=None):  # it is done: of another version the same graph is the same
+            run = inner(graph, inputs, **settings)
 
         def boxed(arguments: list[Any]) -> Any:
             if not modes:
@@ -111,6 +114,7 @@ def allocated(kernels: bool = False) -> Iterator[list[LiveStorages]]:
         else mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", return_value=lambda *_: None),
         mock.patch.object(torch._C._dynamo.guards, "_empty_strided_cpu", counted),  # type: ignore[attr-defined]
         mock.patch.object(compile_fx, "compile_fx", partial(compile_fx.compile_fx, inner_compile=counting)),
-        torch._inductor.config.patch(fx_graph_cache=False),
+        config.patch(fx_graph_cache=kernels),  # kernels that do nothing aren't for others
+        functorch.patch(enable_autograd_cache=False),  # what is found there was planned before
     ):
         yield modes

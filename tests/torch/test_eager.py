@@ -81,7 +81,8 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
     module, inputs = case("words")
     copied, given, mode = without_memory(module, inputs)
     step_before = recorded(copied, given, mode)
-    _, checkpoints, after = eager.chosen(copied, given, mode, step_before.peak * 7 // 10, 0)
+    plan, checkpoints = eager.chosen(copied, given, mode, step_before.peak * 7 // 10, 0)
+    after = eager.checkpointed(copied, given, mode, checkpoints)
     again = Counter(call.target for call in after.calls[sum(not call.is_backward for call in step_before.calls) :])
     behind = Counter(call.target for call in step_before.calls if call.is_backward)
     run, kept = Counter[Any](), Counter[Any]()
@@ -92,6 +93,12 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
     for target, times in kept.items():
         assert 0 < times <= run[target]
         assert again[target] <= behind[target] + run[target] - times
+    repeated = [(call, after.calls[call.again]) for call in after.calls if call.again >= 0]
+    assert sum(bool(call.makes) for call, _ in repeated) == plan.recomputed > 0
+    for call, first in repeated:
+        assert call.is_backward
+        assert not first.is_backward
+        assert call.target == first.target or first.target in operators.BITS
 
 
 def test_zeros_and_ones_that_a_part_draws_are_kept_all_or_none() -> None:

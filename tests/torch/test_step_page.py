@@ -4,7 +4,9 @@ import base64
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,14 @@ from memonger.errors import PlanError
 from tests.support.small_modules import case
 
 
+def shown(path: Path) -> dict[str, Any]:
+    """What a page holds."""
+    found = re.search(r'id="data">([^<]*)</script>', path.read_text())
+    assert found is not None
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return data
+
+
 def test_the_page_shows_the_planned_step(tmp_path: Path) -> None:
     module, inputs = case("images")
     optimizer, path = torch.optim.AdamW(module.parameters()), tmp_path / "step.html"
@@ -21,9 +31,7 @@ def test_the_page_shows_the_planned_step(tmp_path: Path) -> None:
     text = path.read_text()
     assert "Small images takes" in text
     assert "PyTorch is expected to take about" in text
-    found = re.search(r'id="data">([^<]*)</script>', text)
-    assert found is not None
-    data = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    data = shown(path)
     columns, steps = data["rectangles"], data["steps"]
     kinds = [data["kinds"][kind]["name"] for kind in columns["kind"]]
     sizes = dict.fromkeys(kinds, 0)
@@ -52,3 +60,31 @@ def test_other_viewers_have_it_and_netron_does_not(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "step.json").read_bytes())
     with pytest.raises(PlanError, match="netron"):
         memonger.torch.report(module, inputs, tmp_path / "step.onnx", format="netron")
+
+
+@pytest.mark.parametrize(("name", "in_backward"), [("images", False), ("words", False), ("words", True)])
+def test_the_page_of_a_checkpointed_module_shows_its_eager_step(tmp_path: Path, name: str, in_backward: bool) -> None:
+    module, inputs = case(name)
+    optimizer, path = torch.optim.AdamW(module.parameters()), tmp_path / "step.html"
+    whole = memonger.torch.plan_of(memonger.torch.checkpoint(module, inputs, "1GiB", optimizer)).peak_bytes
+    for one in module.parameters() if in_backward else ():
+        one.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    memonger.torch.checkpoint(module, inputs, int(0.8 * whole), optimizer, in_backward=in_backward)
+    planned = memonger.torch.plan_of(module)
+    plan = memonger.torch.report(module, inputs, path)
+    assert replace(plan, seconds=0) == replace(planned, seconds=0)
+    data = shown(path)
+    columns, steps = data["rectangles"], data["steps"]
+    kinds = [data["kinds"][kind]["name"] for kind in columns["kind"]]
+    assert {"recomputed", "kept"} <= {*kinds}
+    live = [0] * len(steps["node"])
+    for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
+        for step in range(start, stop) if kind not in ("input", "weight") else ():
+            live[step] += size
+    assert max(live) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
+    modules = {".".join(steps["modules"][module]) for module in steps["module"]}
+    assert {
+        name for name, part in module.named_modules() if isinstance(part, torch.nn.LayerNorm | torch.nn.Conv2d)
+    } <= modules
+    with pytest.raises(PlanError, match="leave out budget"):
+        memonger.torch.report(module, inputs, path, "1GiB")
