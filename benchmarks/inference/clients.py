@@ -287,7 +287,7 @@ def lines(cache: Path, names: Sequence[str], record: Record) -> Iterator[str]:
     gained = sum(isinstance(each["found"], dict) for each in record.rows.values())
     same = sum(isinstance(cells, list) and cells[-1] == "same" for cells in rows)
     yield ""
-    yield f"{len(gained)} files gain; in {same} of {len(rows)} runs of a client outputs are the same bit for bit"
+    yield f"{gained} files gain; in {same} of {len(rows)} runs of a client outputs are the same bit for bit"
 
 
 def main() -> None:

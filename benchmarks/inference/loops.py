@@ -1,12 +1,12 @@
 """Models in loops, beside themselves as they were.
 
-``python -m benchmarks.inference.loops [--images] [--batch N] [--threads N] [NAME...]`` writes loops.txt, with
+``python -m benchmarks.inference.loops [--images] [--batch N] [--threads N...] [NAME...]`` writes loops.txt, with
 ``--images`` images.txt; at another batch than 16 loops_batchN.txt, with so many threads ..._threadsN.txt. Networks of
 `benchmarks.networks`, or networks of single images, in stock onnxruntime with its default options, file before and
 after in processes of their own that take turns: own memory of the process once loaded, the most of a run beyond that,
-and the fastest run. Outputs are compared bit for bit. With a number of threads the files are made as always, and
-compared once more with so many within a node. A network that gains nothing has the reason. Rows are kept in JSON beside
-the table: ``--resume`` takes those that are there, ``--minutes`` begins none after so many.
+and the fastest run. Outputs are compared bit for bit. With numbers of threads (0: the default) each file is made once,
+as always, and compared with so many within a node, a table for each. A network that gains nothing has the reason. Rows
+are kept in JSON beside the tables: ``--resume`` takes those that are there, ``--minutes`` begins none after so many.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.runtime.program import inputs_of
 from models import torch_exports
 
+PACKAGES = ("onnxruntime", "onnx", "onnx-ir", "numpy")
 BATCH = 16
 OVERHEAD, IMAGES_OVERHEAD = 0.05, 0.1
 """How much longer a run may take."""
@@ -55,10 +56,10 @@ def _square(name: str, pixels: int, path: Path) -> None:
     onnx.save(models.build(name, batch=None, image=pixels), path)
 
 
-def row(
-    name: str, write: Callable[[Path], None], batch: int, threads: int, most: float
-) -> tuple[str, float | None, float | None]:
-    """A line of the table, and the ratios of memory and time."""
+def rows(
+    name: str, write: Callable[[Path], None], batch: int, counts: Sequence[int], most: float
+) -> Mapping[int, tuple[str, float | None, float | None]]:
+    """By the number of threads a line of the table, and the ratios of memory and time; one file for all of them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write(path)
@@ -66,20 +67,24 @@ def row(
         try:
             made = memonger.shrink(path, batch=batch, max_overhead=most)
         except PlanError as error:
-            return f"{name:19} {str(error).split(': ', 1)[-1]}", None, None
-        before, after = made.before, made.after
-        if threads:
+            return dict.fromkeys(counts, (f"{name:19} {str(error).split(': ', 1)[-1]}", None, None))
+        seconds, found = time.perf_counter() - begin, dict[int, tuple[str, float | None, float | None]]()
+        if any(counts):
             made.save(path.with_name("after.onnx"))
-            before, after = _with_threads(path, batch, threads, made)
-    assert before.seconds is not None
-    assert after.seconds is not None
-    memory, took = _run(after) / _run(before), after.seconds / before.seconds
-    slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops) or "none"
-    line = TABLE.row(
-        name, (before.loaded_bytes or 0) / MIB, (after.loaded_bytes or 0) / MIB, _run(before) / MIB, _run(after) / MIB,
-        memory, took, _forecast(before), _forecast(after), time.perf_counter() - begin, slices,
-    )  # fmt: skip
-    return line, memory, took
+        slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops) or "none"
+        for threads in counts:
+            measured = _with_threads(path, batch, threads, made) if threads else (made.before, made.after)
+            before, after = measured
+            assert before.seconds is not None
+            assert after.seconds is not None
+            memory, took = _run(after) / _run(before), after.seconds / before.seconds
+            loaded = ((each.loaded_bytes or 0) / MIB for each in measured)
+            line = TABLE.row(
+                name, *loaded, _run(before) / MIB, _run(after) / MIB, memory, took, _forecast(before), _forecast(after),
+                seconds, slices,
+            )  # fmt: skip
+            found[threads] = line, memory, took
+    return found
 
 
 def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> tuple[Footprint, Footprint]:
@@ -118,30 +123,28 @@ def _forecast(footprint: Footprint) -> float | None:
     return None if footprint.expected is None else footprint.expected.run_bytes / _run(footprint)
 
 
-def lines(names: Sequence[str], is_image: bool, batch: int, threads: int, record: Record) -> Iterator[str]:
-    """The lines of the table, of all networks or those of these names."""
-    told = ["--images"] if is_image else [f"--batch {batch}"] if batch != BATCH else []
-    command = " ".join(["inference.loops", *told, *([f"--threads {threads}"] if threads else []), *names])
-    yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir", "numpy"))
-    most = IMAGES_OVERHEAD if is_image else OVERHEAD
+def lines(name: str, names: Sequence[str], batch: int, threads: int, most: float, record: Record) -> Iterator[str]:
+    """The lines of a table, of those of these names that were measured.
+
+    Args:
+        name: What the command that measures it begins with.
+        names: Of networks, in order.
+        batch: At which they ran.
+        threads: Within a node; 0: onnxruntime's default.
+        most: How much longer a run might take.
+        record: Their rows.
+    """
+    yield from stamp(" ".join([name, *([f"--threads {threads}"] if threads else [])]), PACKAGES)
     yield ""
     yield f"batch {batch}, {threads or 'all'} threads, --max-overhead {most}; MiB of the process's own memory;"
     yield "forecast: of a run, as a part of it; slices: nodes, and in how many slices they run (none: a branch)"
     yield ""
     yield TABLE.heading
     means = list[tuple[str, float, float]]()
-    known: Mapping[str, Callable[[Path], None]] = images()
-    usual = list(known)
-    if not is_image:
-        known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
-    for name in names or usual:
-        if name not in record.rows:
-            if record.is_over:
-                continue
-            record.add(name, {"row": row(name, known[name], batch, threads, most)})
-        line, memory, took = record.rows[name]["row"]
+    for network in (network for network in names if network in record.rows):
+        line, memory, took = record.rows[network]["row"]
         yield line
-        family: str = "images" if is_image else NETWORKS[name].family
+        family: str = NETWORKS[network].family if network in NETWORKS else "images"
         means += [(family, memory, took)] if memory is not None and took is not None else []
     yield ""
     for family in dict.fromkeys(family for family, _, _ in means):
@@ -151,23 +154,41 @@ def lines(names: Sequence[str], is_image: bool, batch: int, threads: int, record
 
 
 def main() -> None:
-    """Measure, print and keep the table."""
+    """Measure, print and keep the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", action="store_true", help="networks of single images")
     parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *images()], help="only these networks, and no file")
     parser.add_argument("--batch", type=int, default=BATCH, help="images or sequences at a time; those of --images: 1")
-    parser.add_argument("--threads", type=int, default=0, help="within a node; 0: onnxruntime's default")
-    parser.add_argument("--resume", action="store_true", help="run what the table's rows in JSON lack")
+    threads = "within a node; 0: onnxruntime's default; a table for each number, each file made once"
+    parser.add_argument("--threads", type=int, nargs="+", default=[0], help=threads)
+    parser.add_argument("--resume", action="store_true", help="run what the tables' rows in JSON lack")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no network after so many")
     given = parser.parse_args()
     unknown = set(given.names).difference(images() if given.images else NETWORKS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: {'without' if given.images else 'with'} --images")
-    batch = 1 if given.images else given.batch
-    name = "images" if given.images else "loops" if batch == BATCH else f"loops_batch{batch}"
-    path = Path(__file__).with_name(f"{name}_threads{given.threads}.txt" if given.threads else f"{name}.txt")
-    record = Record(None if given.names else path.with_suffix(".json"), given.resume, given.minutes)
-    keep(lines(given.names, given.images, batch, given.threads, record), None if given.names else path)
+    batch, most = (1, IMAGES_OVERHEAD) if given.images else (given.batch, OVERHEAD)
+    known: Mapping[str, Callable[[Path], None]] = images()
+    usual = list(known)
+    if not given.images:
+        known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
+    stem = "images" if given.images else "loops" if batch == BATCH else f"loops_batch{batch}"
+    paths = {n: Path(__file__).with_name(f"{stem}_threads{n}.txt" if n else f"{stem}.txt") for n in given.threads}
+    records = {
+        n: Record(None if given.names else path.with_suffix(".json"), given.resume, given.minutes)
+        for n, path in paths.items()
+    }
+    names = given.names or usual
+    for name in names:
+        missing = [n for n, record in records.items() if name not in record.rows and not record.is_over]
+        if missing:
+            for count, row in rows(name, known[name], batch, missing, most).items():
+                records[count].add(name, {"row": row})
+                print(f"{count or 'all'} threads: {row[0]}", flush=True)
+    told = ["--images"] if given.images else [f"--batch {batch}"] if batch != BATCH else []
+    command = " ".join(["inference.loops", *told, *given.names])
+    for count, path in paths.items():
+        keep(lines(command, names, batch, count, most, records[count]), None if given.names else path)
 
 
 if __name__ == "__main__":
