@@ -13,7 +13,7 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for index in range(6):
+        for index in range(5):
             layers += [nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
         self.features, self.drop, self.head = nn.Sequential(*layers), nn.Dropout(0.3), nn.Linear(8 * 64, 5)
 
