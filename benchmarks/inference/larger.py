@@ -365,7 +365,7 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
     yield from stamp(command, ("onnxruntime", "onnx", "onnx-ir"))
     yield "MiB and seconds; kept, window: weights in memory; read: weights that a run reads from the file; peak: all"
     yield "that the process grew by; held: the most that its control group had; limit: of that group, the budget and"
-    yield f"{SPARE // MIB} MiB; busy: the machine's load average when the process began"
+    yield f"{SPARE // MIB} MiB; busy: the machine's load average when the process began, where it was noted"
     yield ""
     yield TABLE.heading
     for name, row in rows.items():

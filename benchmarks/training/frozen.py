@@ -39,9 +39,6 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt of 1100 M": (
         "gpt", {"num_layers": 22, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
     ),
-    "gpt, 512 tokens": (
-        "gpt", {"num_layers": 12, "width": 1024, "heads": 16, "vocabulary": 8000, "seq_len": 512, "dropout": 0.0},
-    ),
     "gpt2, 6 layers": ("gpt2", {"num_layers": 6, "seq_len": 256, "dropout": 0.0}),
     "gpt of 420 M": (
         "gpt", {"num_layers": 8, "width": 2048, "heads": 16, "vocabulary": 8000, "seq_len": 64, "dropout": 0.0},
@@ -49,7 +46,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 BUDGETS = {"gpt of 420 M": [400 * MIB], "gpt of 1100 M": [1376 * MIB], "gpt2 medium": [3230 * MIB]}
 """Of networks that aren't planned for `SHARES`; the last is 60 % of weights, gradients and moments."""
-TRAINED = {"gpt2 medium", "gpt, 512 tokens"}
+TRAINED = {"gpt2 medium"}
 """Networks without adapters: all of them is trained."""
 SHARES = (1.0, 0.6, 0.4)
 STEPS, RANK = 4, 8

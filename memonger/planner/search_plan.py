@@ -446,7 +446,7 @@ def _with_values_in_file(
                 refusals.append(error)
                 continue
             seconds = waiting.seconds_of(job.request, plan)
-            if seconds < least:
+            if seconds < least and plan.values_in_file:
                 said = waiting.note(job.request, plan, usual)
                 best, least = (made, dataclasses.replace(plan, notes=(*plan.notes, said))), seconds
             break

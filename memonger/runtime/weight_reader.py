@@ -39,8 +39,11 @@ from memonger.units import MiB
 if sys.platform == "linux":
     import fcntl
 
-PAUSE = 1e-3
+PAUSE = 0.5e-3
 """Seconds between two looks at the page table while a plan runs."""
+
+_SAMPLE = 1e-3
+"""Seconds between two looks at what the process's other threads do, which cost more."""
 
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
@@ -416,10 +419,13 @@ class _Follower:
                 for number in range(newest):
                     if self._is_there[number] and reads[number].last < reads[newest].first:
                         self._drop(pages, number)
-            self._read_ahead(newest)
+            if newest > begun or not look:  # else there is as much room as there was
+                self._read_ahead(newest)
             is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
-            before, looked = looked, time.perf_counter()
-            self.waited += looked - before if any(map(disk.waits, tasks)) else 0.0
+            now = time.perf_counter()
+            if is_over or now - looked >= _SAMPLE:
+                self.waited += now - looked if any(map(disk.waits, tasks)) else 0.0
+                looked = now
             if is_over:
                 break
         for task in tasks:
