@@ -47,6 +47,10 @@ _SAMPLED = 64
 _SEARCHES = 6
 """Searches on interpolated sizes, each at a larger one than before."""
 
+_MEASURED = 4, 5
+"""Of memory that the machine has available a size is measured that takes so many parts of so many: other programs take
+some meanwhile, and a process that wants more than there is is killed."""
+
 _TRUSTED = 3
 """Sizes that were guessed and that don't fit, before halves are tried."""
 
@@ -397,11 +401,12 @@ class _SizeSearch:
         needed = request.base + arena * size // nearest
         if self.stock is not None:  # its allocator rounds up, and doesn't use every gap
             needed = max(needed, self.stock[1] * size // self.stock[0])
-        if needed <= available:
+        taken, parts = _MEASURED
+        if needed * parts <= available * taken:
             return None
         return (
-            f"measuring it on {device} takes a run without a plan, of about {format_size(needed)}, and this machine "
-            f"has {format_size(available)} available. {option('device', 'none')} measures nothing."
+            f"measuring it on {device} takes a run without a plan, of about {format_size(needed)}, and of this machine's "
+            f"memory {format_size(available)} is available, of which a run may take {taken} of {parts} parts. {option('device', 'none')} measures nothing."
         )
 
     # Between sizes

@@ -61,8 +61,9 @@ from memonger.words import option
 SMALL = 2 * MiB
 """Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
 
-ROUNDS = 4
-"""Searches, each without the nodes that gave other bits in the one before."""
+ROUNDS = 4, 12
+"""Searches, each without the nodes that gave other bits in the one before: in so many slices of rows or more; from the
+first of these numbers on in half as many or more."""
 
 ROUNDED = "gives other last bits on slices than on whole values"
 """Why a node stays whole."""
@@ -144,9 +145,9 @@ class ChunkSearch:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
         self._refused, self._refused_rows, self._most, candidate = {}, {}, math.inf, None
         plain = math.inf if self.options.axis_and_chunks is not None else self.job.plain.total_bytes
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS[0]):
             candidate = self._same_bits(partial(_cheapest, room, plain))
-            if candidate is None or candidate.total <= room or self.options.axis_and_chunks is not None:
+            if candidate is None or not 0 <= room < candidate.total or self.options.axis_and_chunks is not None:
                 break
             room -= candidate.total - room  # the workspace was more than estimated
         return candidate
@@ -174,7 +175,7 @@ class ChunkSearch:
 
     def _same_bits(self, pick: Callable[[Sequence[Candidates]], InSlices | None]) -> InSlices | None:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS[1]):
             # Candidates along each axis
             key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
             if key not in self._known:
@@ -197,6 +198,8 @@ class ChunkSearch:
                 is_worth = self.options.axis_and_chunks is not None or candidate.total < self.job.plain.total_bytes
                 return candidate if is_worth or not self.job.ranges else None
             rows = candidate.slices_of(checked.different)
+            if number >= ROUNDS[0] - 1:
+                rows = {name: min(count, max(3, count // 2)) for name, count in rows.items()}
             self._refused_rows |= rows
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, ROUNDED)

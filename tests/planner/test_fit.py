@@ -260,7 +260,7 @@ def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, mo
     assert found.fits
     assert (found.beyond.size, found.beyond.status) == (found.size + 1, "refused")
     assert "measuring it on cpu takes a run without a plan" in found.beyond.reason
-    assert max(found.tried) == found.size <= 8
+    assert max(found.tried) == found.size <= 6  # a fifth of what is available is left to others
 
 
 WRONG = {

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 pytest.importorskip("onnxruntime")
 
 import memonger
-from memonger.errors import PlanError
+from memonger.errors import BudgetError, PlanError
 from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
@@ -293,6 +293,22 @@ def test_other_bits_in_strips_are_refused_unless_allowed(monkeypatch: pytest.Mon
     monkeypatch.setattr(InSlices, "seen", seen)
     assert band.last not in {one.last for one in _plan(_unet(), chunks="strips:4").chunks}
     assert "by up to 1.0e-07" in _plan(_unet(), chunks="strips:4", allow_rounding=True).notes[-1]
+
+
+def test_a_refused_budget_names_what_strips_with_the_same_bits_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many numbers of strips give other bits: here all but two."""
+
+    def seen(tiles: InSlices, *_: object) -> SeenAlone:
+        fine = [band for band in tiles.bands if band.counts[0] > 2]
+        return SeenAlone({name: 1e-7 for band in fine for name in tiles.cut.graph.nodes[band.begin : band.end]})
+
+    monkeypatch.setattr(InSlices, "seen", seen)
+    with pytest.raises(BudgetError) as refused:
+        _plan(_unet(), budget="1KiB")
+    assert refused.value.smallest < _plan(_unet(), chunks="off").total_bytes
+    held = _plan(_unet(), budget=refused.value.smallest)
+    assert held.total_bytes <= refused.value.smallest
+    assert {count for band in held.chunks for count in band.slices} == {2}
 
 
 def test_strips_that_keep_all_cores_busy_may_be_the_whole_image() -> None:
