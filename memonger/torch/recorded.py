@@ -220,7 +220,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = target(*args, **kwargs)
         if target in SAC_IGNORED_OPS:
             return result
-        operators.check_sizes(target)
+        operators.check_sizes(target, args, result)
         reads = self.numbers([] if target is torch.ops.aten.lift_fresh.default else read)
         node: Any = torch._C._current_autograd_node()
         if node is None:
