@@ -303,7 +303,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls of the module's parts are noted meanwhile, and what becomes of the parts' attributes."""
         turns, hooks, parts = dict[str, int](), [], dict(module.named_modules())
         begins, ends = list[_Attributes](), dict[int, _Attributes]()
-        given, changed = list[list[Any]](), set[int]()
+        given, changed = list[tuple[list[Any], list[Any]]](), set[int]()
         for path, part in module.named_modules():
             is_hooked = bool(part._forward_pre_hooks or part._forward_hooks)
 
@@ -315,18 +315,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.modules[self.inside[-1]].children.append(number)
                 self.inside.append(number)
                 begins.append(self._attributes(part))
-                given.append(self._contents(args, kwargs))
+                objects = [one for one in (*args, *kwargs.values()) if not isinstance(one, torch.Tensor)]
+                given.append((objects, self._contents(objects)))
 
-            def leave(part: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
+            def leave(part: nn.Module, __: Any, ___: Any) -> None:
                 number = self.inside.pop()
                 call = self.modules[number]
                 call.stop, call.last = len(self.calls), self.sequence
                 ends[number] = self._attributes(part)
-                if given[number] != self._contents(args, kwargs):
+                objects, before = given.pop()
+                if self._contents(objects) != before:
                     changed.add(number)
 
             hooks.append(part.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-            hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+            hooks.append(part.register_forward_hook(leave))
         try:
             yield
             last = {path: self._attributes(parts[path]) for path in turns}
@@ -338,9 +340,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for hook in hooks:
                 hook.remove()
 
-    def _contents(self, args: Any, kwargs: Any) -> list[Any]:
+    def _contents(self, objects: Sequence[Any]) -> list[Any]:
         """What is in objects that a part is given, as in a cache of keys and values; of tensors their storages."""
-        found, seen, stack = list[Any](), set[int](), [args, kwargs]
+        found, seen, stack = list[Any](), set[int](), list(objects)
         while stack and len(found) < _MOST_CONTENTS:
             one = stack.pop()
             if isinstance(one, torch.Tensor):
