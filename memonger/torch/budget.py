@@ -234,7 +234,7 @@ def fit(
         most: No larger batch is looked at.
 
     Raises:
-        BudgetError: not even one row fits.
+        BudgetError: not even one row fits, or two where the module needs them.
         PlanError: the module can't be traced as one graph, or doesn't need gradients; a size is none.
     """
     limit, most = in_bytes("memory", memory, PlanError), whole("most", most, 1, MOST_BATCH, PlanError)
@@ -248,10 +248,18 @@ def fit(
         except BudgetError as error:
             return error
 
-    found = at(1)
+    least = 1
+    try:
+        found = at(least)
+    except PlanError:
+        if most < 2:
+            raise
+        least = 2  # some modules don't train on one: a batch normalization of rows
+        found = at(least)
     if isinstance(found, BudgetError):
-        raise BudgetError(limit, found.smallest, found.lower_bound, " That is what one row takes.")
-    fixed, holds, fails, guess, further = found.peak_bytes, 1, most + 1, 2, 0
+        rows_take = "one row takes" if least == 1 else "two rows take, and on one the module can't be traced"
+        raise BudgetError(limit, found.smallest, found.lower_bound, f" That is what {rows_take}.")
+    fixed, holds, fails, guess, further = found.peak_bytes, least, most + 1, 2 * least, 0
     while holds + 1 < fails:
         batch = min(max(guess, holds + 1), fails - 1)
         plan = at(batch)

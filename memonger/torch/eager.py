@@ -819,11 +819,12 @@ def step_plan(whole: RecordedStep, step: RecordedStep, budget: int | None, state
         state: Bytes of the optimizer's state.
         seconds: See `StepPlan`.
     """
-    once, again = sum(call.cost for call in whole.calls), [call for call in step.calls if call.again >= 0]
+    once = [call for call in whole.calls if call.makes or call.changes]
+    again = [call for call in step.calls if call.again >= 0 and (call.makes or call.changes)]
+    cost = sum(call.cost for call in once)
     return StepPlan(
         budget=budget, peak_bytes=step.peak + state, peak_before_bytes=whole.peak + state,
         given_bytes=whole.given_bytes, gradient_bytes=whole.gradients, state_bytes=state,
-        overhead=sum(call.cost for call in again) / once if once else 0.0,
-        nodes=sum(bool(call.makes) for call in whole.calls), recomputed=sum(bool(call.makes) for call in again),
+        overhead=sum(call.cost for call in again) / cost if cost else 0.0, nodes=len(once), recomputed=len(again),
         seconds=seconds,
     )  # fmt: skip

@@ -31,12 +31,19 @@ _UNSIZED = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 """Operators whose backward pass reads a workspace: on tensors without memory it is empty."""
 
 
-def check_sizes(target: Any) -> None:
-    """Check that what an operator keeps can be told from shapes.
+_REDUCES_ITS_RESULT = ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")
+"""Losses whose kernels write the loss of each element into the result's storage, and reduce it there: that stays as
+large, which on tensors without memory it isn't."""
+
+
+def check_sizes(target: Any, args: Sequence[Any], result: Any) -> None:
+    """Check that what an operator keeps can be told from shapes, and have its result take what the kernel's does.
 
     Raises:
         PlanError: it can't.
     """
+    if isinstance(target, torch._ops.OpOverload) and target._opname in _REDUCES_ITS_RESULT:
+        result.untyped_storage().resize_(max(expected(result.untyped_storage().nbytes()), _nbytes(args[0])))
     if isinstance(target, torch._ops.OpOverload) and target._opname in _UNSIZED:
         library = "mkldnn" if "mkldnn" in target._opname else "cudnn"
         raise PlanError(
@@ -48,6 +55,10 @@ def check_sizes(target: Any) -> None:
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in what an operator takes or returns."""
     return [one for one in tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return expected(tensor.numel()) * tensor.element_size()
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -166,7 +177,7 @@ def runs_once(target: Any) -> bool:
 
 def cost(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
     """What one run costs, in bytes that could be moved meanwhile: see `memonger.graph.costs`."""
-    moved = sum(expected(one.numel()) * one.element_size() for one in tensors_in((args, kwargs, result)))
+    moved = sum(map(_nbytes, tensors_in((args, kwargs, result))))
     count, flops = flop_registry.get(getattr(target, "overloadpacket", None)), 0
     if count is not None:
         flops = expected(count(*args, **kwargs, out_val=result))

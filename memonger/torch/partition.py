@@ -103,9 +103,9 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
     for node in joint.nodes:
         if node.op != "call_function":
             continue
+        operators.check_sizes(node.target, _given_to(node)[0], node.meta.get("val"))
         new = {storage: size for storage, size in _storages_of([node]).items() if storage not in written}
         written |= new.keys()
-        operators.check_sizes(node.target)
         if new or operators.runs_once(node.target):  # else it is a view, or a number
             given_to = _storages_of(node.all_input_nodes).items()
             sources = {key: size for one, own in given_to for key, size in inner.get(one, {one: own}).items()}

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import SAC_IGNORED_OPS
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointError
 
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
@@ -37,6 +37,9 @@ _OF_A_GRADIENT = 2**64 - 1
 
 PLAN = "memonger"
 """The attribute of a module in which its plan stands, and what takes off what was put on it for that."""
+
+_MOST_CONTENTS = 10_000
+"""So much of the objects that a part is given is looked at."""
 
 ELSEWHERE = -1
 """In place of a storage: what no storage tells, as the state of a random generator of the module's own."""
@@ -102,7 +105,8 @@ class ModuleCall:
         last: One after the last.
         children: Numbers of the calls in it.
         replaced: Storages of tensors that were attributes in the module at its beginning, and that it set others in
-            place of; `ELSEWHERE`: an attribute at its beginning isn't there at the forward pass's end otherwise.
+            place of; `ELSEWHERE`: an attribute at its beginning isn't there at the forward pass's end otherwise, or
+            it changed an object that it was given.
     """
 
     path: str
@@ -185,6 +189,12 @@ _NUMBERS = (
 )
 
 
+_OTHERWISE = (
+    " A part of it runs otherwise the second time, as its code reads or changes what lies outside its attributes: "
+    "torch.compile(backend=memonger.torch.backend(...)) runs none twice."
+)
+
+
 @contextmanager
 def unlogged() -> Iterator[None]:
     """What PyTorch can't run on tensors without memory is raised meanwhile, and not logged beside that."""
@@ -220,7 +230,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = target(*args, **kwargs)
         if target in SAC_IGNORED_OPS:
             return result
-        operators.check_sizes(target)
+        operators.check_sizes(target, args, result)
         reads = self.numbers([] if target is torch.ops.aten.lift_fresh.default else read)
         node: Any = torch._C._current_autograd_node()
         if node is None:
@@ -293,10 +303,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls of the module's parts are noted meanwhile, and what becomes of the parts' attributes."""
         turns, hooks, parts = dict[str, int](), [], dict(module.named_modules())
         begins, ends = list[_Attributes](), dict[int, _Attributes]()
+        given, changed = list[tuple[list[Any], list[Any]]](), set[int]()
         for path, part in module.named_modules():
             is_hooked = bool(part._forward_pre_hooks or part._forward_hooks)
 
-            def enter(part: nn.Module, __: Any, path: str = path, is_hooked: bool = is_hooked) -> None:
+            def enter(part: nn.Module, args: Any, kwargs: Any, path: str = path, is_hooked: bool = is_hooked) -> None:
                 turn = turns[path] = turns.get(path, -1) + 1
                 self.modules.append(ModuleCall(path, turn, self.inside[-1], is_hooked, len(self.calls), self.sequence))
                 number = len(self.modules) - 1
@@ -304,23 +315,46 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.modules[self.inside[-1]].children.append(number)
                 self.inside.append(number)
                 begins.append(self._attributes(part))
+                objects = [one for one in (*args, *kwargs.values()) if not isinstance(one, torch.Tensor)]
+                given.append((objects, self._contents(objects)))
 
             def leave(part: nn.Module, __: Any, ___: Any) -> None:
                 number = self.inside.pop()
                 call = self.modules[number]
                 call.stop, call.last = len(self.calls), self.sequence
                 ends[number] = self._attributes(part)
+                objects, before = given.pop()
+                if self._contents(objects) != before:
+                    changed.add(number)
 
-            hooks += [part.register_forward_pre_hook(enter, prepend=True), part.register_forward_hook(leave)]
+            hooks.append(part.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+            hooks.append(part.register_forward_hook(leave))
         try:
             yield
             last = {path: self._attributes(parts[path]) for path in turns}
             for number, end in ends.items():
                 call = self.modules[number]
-                call.replaced = frozenset(_replaced(begins[number], end, last[call.path]))
+                elsewhere = (ELSEWHERE,) if number in changed else ()
+                call.replaced = frozenset((*_replaced(begins[number], end, last[call.path]), *elsewhere))
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _contents(self, objects: Sequence[Any]) -> list[Any]:
+        """What is in objects that a part is given, as in a cache of keys and values; of tensors their storages."""
+        found, seen, stack = list[Any](), set[int](), list(objects)
+        while stack and len(found) < _MOST_CONTENTS:
+            one = stack.pop()
+            if isinstance(one, torch.Tensor):
+                found.append(self.numbers([one]))
+            elif isinstance(one, int | float | str | None):
+                found.append(one)
+            elif not isinstance(one, nn.Module | type) and id(one) not in seen:
+                seen.add(id(one))
+                parts = one if isinstance(one, list | tuple | dict) else getattr(one, "__dict__", ())
+                found.append((type(one), len(parts)))
+                stack += [*parts.keys(), *parts.values()] if isinstance(parts, dict) else parts
+        return found
 
     def _attributes(self, part: nn.Module) -> "_Attributes":
         """Tensors and numbers that are attributes in a part, without keeping them there."""
@@ -392,9 +426,10 @@ def recorded(
             path = recorder.modules[recorder.inside[-1]].path if recorder.inside[-1] >= 0 else ""
             part = f"the part '{path}' ({type(dict(module.named_modules())[path]).__name__})" if path else "the module"
             hint = _NUMBERS if isinstance(error, _BY_NUMBERS) else " The module itself must run on such an example."
+            hint = _OTHERWISE if isinstance(error, CheckpointError) else hint
             raise PlanError(
                 f"{part} can't run on tensors without memory, as planning has it do: {type(error).__name__}: "
-                f"{str(error).strip().rstrip('.')}.{hint}"
+                f"{' '.join(str(error).partition('Tip:')[0].split()).rstrip('.')}.{hint}"
             ) from error
     held = operators.storages(one.grad for one in module.parameters() if one.grad is not None)
     never = len(recorder.calls)

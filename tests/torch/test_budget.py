@@ -273,6 +273,44 @@ class Odd(torch.optim.SGD):
         raise ValueError("only on Mondays")
 
 
+def test_a_module_that_needs_two_rows_has_a_largest_batch() -> None:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(4)))
+    found = memonger.torch.fit(module, torch.randn(4, 32), "80KiB")
+    assert found.batch > 2
+    with pytest.raises(BudgetError, match="two rows"):
+        memonger.torch.fit(module, torch.randn(4, 32), "16KiB")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [functional.mse_loss, functional.smooth_l1_loss, functional.soft_margin_loss, functional.binary_cross_entropy],
+)
+def test_a_loss_that_is_reduced_where_it_was_computed_counts_as_it_is(loss: Any) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 64), nn.Sigmoid())
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return loss(self.layers(x), y)
+
+    module, inputs = Head(), (torch.randn(512, 16), torch.rand(512, 64))
+    torch.compiler.reset()
+    with counted() as modes:
+        backend = memonger.torch.backend(None)
+        run = torch.compile(module, backend=backend, fullgraph=True)
+        run(*inputs).backward()
+        module.zero_grad()
+        modes.append(LiveStorages([*module.parameters(), *inputs]))
+        run(*inputs).backward()
+    assert abs(backend.plans[0].peak_bytes - modes[0].peak) <= 64  # the gradient of the loss itself
+    module.zero_grad()
+    mode = LiveStorages([*module.parameters(), *inputs])
+    with mode:
+        module(*inputs).backward()
+    assert memonger.torch.plan_of(memonger.torch.checkpoint(module, inputs, "1GiB")).peak_bytes == mode.peak
+
+
 def test_what_cannot_be_traced_or_counted_is_said() -> None:
     x = torch.ones(2, 2)
     text = r"can't be traced as one graph: Data-dep.* In File .*, in forward return x"

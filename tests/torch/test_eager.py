@@ -94,7 +94,7 @@ def test_results_of_operators_are_kept_inside_what_runs_again() -> None:
         assert 0 < times <= run[target]
         assert again[target] <= behind[target] + run[target] - times
     repeated = [(call, after.calls[call.again]) for call in after.calls if call.again >= 0]
-    assert sum(bool(call.makes) for call, _ in repeated) == plan.recomputed > 0
+    assert sum(bool(call.makes or call.changes) for call, _ in repeated) == plan.recomputed > 0
     for call, first in repeated:
         assert call.is_backward
         assert not first.is_backward
@@ -555,3 +555,37 @@ def test_what_cannot_be_planned_is_said(tmp_path: Path, capfd: pytest.CaptureFix
         memonger.torch.checkpoint(Images(), {"x": x}, "1GiB")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"isn't what memonger\.torch\.checkpoint returned"):
         memonger.torch.plan_of(Scores())
+
+
+class Cached(nn.Module):
+    """Keeps what it computed in an object that it is given, and reads it there when it is called again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.after = nn.Linear(32, 32), columns(1)
+
+    def forward(self, x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        if "keys" not in cache:
+            cache["keys"] = self.keys(x).tanh()
+        return self.after(x + cache["keys"])
+
+
+def test_a_part_that_changes_an_object_that_it_is_given_does_not_run_again_but_its_parts_do() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Cached() for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = part(x, {})
+            return x.square().mean()
+
+    torch.manual_seed(0)
+    module, x = Whole(), torch.randn(256, 32)
+    other = copy.deepcopy(module)
+    plan = tight(module, (x,), 0.8)
+    assert plan.recomputed
+    (loss, gradients), (found, own) = (step(one, one, (x,)) for one in (other, module))
+    assert torch.equal(found, loss)
+    assert all(map(torch.equal, own, gradients))

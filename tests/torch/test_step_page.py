@@ -77,6 +77,7 @@ def test_the_page_of_a_checkpointed_module_shows_its_eager_step(tmp_path: Path, 
     columns, steps = data["rectangles"], data["steps"]
     kinds = [data["kinds"][kind]["name"] for kind in columns["kind"]]
     assert {"recomputed", "kept"} <= {*kinds}
+    assert data["plan"]["recomputed_nodes"] == plan.recomputed > 0
     live = [0] * len(steps["node"])
     for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
         for step in range(start, stop) if kind not in ("input", "weight") else ():
