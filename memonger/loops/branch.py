@@ -54,7 +54,7 @@ def open_batch(model: ir.Model) -> str | None:
 
 
 def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> None:
-    """Give values the sizes that don't depend on the batch, which stays open.
+    """Give values the sizes that don't depend on the batch, which stays open, and types where they have none.
 
     onnxruntime computes in place only what it knows to have one size; of a shape that is computed it knows none.
 
@@ -64,11 +64,13 @@ def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> Non
         few: The model with the first of `BATCHES`, shapes inferred.
         many: With the second.
     """
-    least, most = ({v.name: static_shape(v) for v in all_values(each.graph)} for each in (few, many))
-    for value in (v for node in model.graph for v in node.outputs if v.name and static_shape(v) is None):
-        pairs = list(zip(least.get(value.name) or (), most.get(value.name) or (), strict=False))
-        if pairs and not value.is_graph_output() and all(a == b or (a, b) == BATCHES for a, b in pairs):
+    least, most = ({v.name: v for v in all_values(each.graph) if static_shape(v)} for each in (few, many))
+    inner = (v for node in model.graph for v in node.outputs if static_shape(v) is None and not v.is_graph_output())
+    for value in (value for value in inner if value.name in least and value.name in most):
+        pairs = list(zip(*(static_shape(each[value.name]) or () for each in (least, most)), strict=False))
+        if all(a == b or (a, b) == BATCHES for a, b in pairs):
             value.shape = ir.Shape([a if a == b else batch for a, b in pairs])
+            value.type = value.type or least[value.name].type
 
 
 def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
