@@ -405,8 +405,9 @@ class _SizeSearch:
         if needed * parts <= available * taken:
             return None
         return (
-            f"measuring it on {device} takes a run without a plan, of about {format_size(needed)}, and of this machine's "
-            f"memory {format_size(available)} is available, of which a run may take {taken} of {parts} parts. {option('device', 'none')} measures nothing."
+            f"measuring it on {device} takes a run without a plan, of about {format_size(needed)}, and this machine "
+            f"has {format_size(available)} available, of which {parts - taken} of {parts} parts are left to others. "
+            f"{option('device', 'none')} measures nothing."
         )
 
     # Between sizes

@@ -72,7 +72,7 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
         value: node
         for node in reversed(model.graph)
         for index, value in enumerate(node.inputs)
-        if value in wanted and is_packing(node, index) and reads_transposed(node) is way
+        if value in wanted and is_packing(node, index) and reads_transposed(node) is way and _has_types(node, value)
     }
     if not readers:
         return {}
@@ -88,6 +88,8 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
     }
     try:
         part = extract(model, nodes, [node.outputs[0] for node in nodes])
+        for value in part.graph.inputs:
+            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
         session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
         message = onnx.load(path, load_external_data=False)
     except (SessionError, OSError):
@@ -102,6 +104,15 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
             if tuple(length for _, length in copy.buffers) == packed_buffers(value)[way]:
                 copies[value] = copy
     return copies
+
+
+def _has_types(node: ir.Node, weight: ir.Value) -> bool:
+    """Whether the types of what a node reads are known: what only a run can size may have none.
+
+    Beside a weight of float32 kernels read float32.
+    """
+    is_float = weight.const_value is not None and weight.const_value.dtype == ir.DataType.FLOAT
+    return is_float or all(v is None or v.type is not None or v.const_value is not None for v in node.inputs)
 
 
 def _buffers(text: str) -> tuple[tuple[int, int], ...]:

@@ -196,3 +196,23 @@ def test_what_kernels_pack_for_themselves_is_named_in_the_refusal() -> None:
         memonger.BudgetError, match=r"1\.12 MiB of its weights can't stay .* 'w0' \(com.microsoft::QLinearConv\) and 1"
     ):
         memonger.search_plan(model, device="cpu", mode="inference", budget="600KiB")
+
+
+def test_weights_behind_sizes_that_only_a_run_tells_are_packed_beside_others() -> None:
+    """Rows that aren't zero are multiplied by one weight, all rows by another: both have packed copies."""
+    node, rng = onnx.helper.make_node, np.random.default_rng(0)
+    nodes = [
+        node("MatMul", ["x", "v"], ["a"]), node("ReduceSum", ["a", "one"], ["sums"], keepdims=0),
+        node("Greater", ["sums", "zero"], ["is"]), node("Compress", ["a", "is"], ["some"], axis=0),
+        node("Relu", ["some"], ["positive"]), node("MatMul", ["positive", "w"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(
+        nodes, {"x": [4, 600]}, {"y": [None, 600]}, one=np.array([1]), zero=np.float32([0]),
+        v=rng.standard_normal((600, 600)).astype(np.float32), w=rng.standard_normal((600, 600)).astype(np.float32),
+    )  # fmt: skip
+    plan = memonger.search_plan(model, device="cpu", mode="inference")
+    (reader,) = (use.node for use in plan.model.graph.initializers["w"].uses())
+    assert reader.inputs[0] is not None
+    reader.inputs[0].type = None  # as where neither an inference nor a run has told it
+    packed = {str(copy.weight.name) for copy in packed_weights(plan.model, plan.model.graph.initializers.values())}
+    assert packed == {"v", "w"}
