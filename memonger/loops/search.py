@@ -307,7 +307,9 @@ def _in_order(source: Source) -> ir.Model:
     model.graph.sort()
     if (batch := open_batch(model)) is not None:
         with suppress(LoadError):  # a size that it can't have
-            add_sizes(model, batch, *(load(source, batch=size).ir for size in BATCHES))
+            few, many = (load(source, batch=size).ir for size in BATCHES)
+            if not tell_sizes(few):  # else some contradict those that ONNX's inference counts
+                add_sizes(model, batch, few, many)
     return model
 
 
