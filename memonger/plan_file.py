@@ -289,7 +289,7 @@ def load(path: Path) -> tuple[ir.Model, Record]:
         raise PlanFileError(str(error)) from error
     text = model.metadata_props.get(KEY)
     if text is None:
-        how = either(f"memonger.search_plan({str(path)!r})", f"`memonger-plan {path} -o PLANNED.onnx`")
+        how = either(f"memonger.search_plan({str(path)!r})", f"`memonger plan {path} -o PLANNED.onnx`")
         raise PlanFileError(f"{path} has no plan in it: make one with {how}.")
     try:
         content = json.loads(text)

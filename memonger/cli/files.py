@@ -59,7 +59,7 @@ def inspect(
     console.print(model_table(record))
     console.print(operator_table(record["operators"]))
     if planned is None or figures is None:
-        console.print(f"It has no plan: make one with memonger-plan {model} -o PLANNED.onnx")
+        console.print(f"It has no plan: make one with memonger plan {model} -o PLANNED.onnx")
         return
     console.print(details_table(figures, planned.lower_bound_bytes))
     if planned.chunks:

@@ -202,7 +202,7 @@ def test_dimensions_by_name_and_by_place(model: Path) -> None:
 
 def test_inspect_a_model_without_a_plan(model: Path) -> None:
     text = _run("inspect", model)
-    for word in ("x", "batch, 32", "MatMul", "no plan", "memonger-plan model.onnx"):
+    for word in ("x", "batch, 32", "MatMul", "no plan", "memonger plan model.onnx"):
         assert word in text
     record = _json("inspect", model)
     assert record["plan"] is None

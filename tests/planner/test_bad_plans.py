@@ -216,7 +216,7 @@ def test_a_device_there_is_not(place: Place, planned: Path) -> None:
 
 
 def test_no_plan_at_all(place: Place) -> None:
-    place.fails("verify", place.write("bare.onnx", _model()), words=("no plan in it", "memonger-plan"))
+    place.fails("verify", place.write("bare.onnx", _model()), words=("no plan in it", "memonger plan"))
 
 
 def _with_plan_of(planned: Path, model: onnx.ModelProto) -> bytes:
