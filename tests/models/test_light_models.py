@@ -10,7 +10,7 @@ import memonger
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 
-DEVICES = {  # both for one that takes a moment; the others by turns. vgg19 (548 MB) and zfnet512 are chains as AlexNet is
+DEVICES = {  # both for one that takes a moment; the others by turns. vgg19 and zfnet512 are chains as AlexNet is
     "bvlc_alexnet": ("none",),
     "densenet121": ("cpu",),
     "inception_v1": ("cpu",),  # as inception_v2 is
