@@ -77,6 +77,9 @@ if TYPE_CHECKING:
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
 
+WINDOWS = 3
+"""Searches with a part of the weights in a file, each for as many bytes fewer as the window of the one before grew."""
+
 
 @overload
 def search_plan(source: Source | Model, *, options: Options | None = None, **keywords: Unpack[Keywords]) -> Plan: ...
@@ -457,13 +460,23 @@ def _tried(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Pl
     """The first attempt that holds the budget; what the others say is added to ``refusals``."""
     report_progress = job.options.progress or _silent
     for attempt in attempts(job):
-        report_progress("search")
-        try:
-            made, solution = decided(attempt)
+        wanted, last = attempt.request, WINDOWS if attempt.has_window else 1
+        for number in range(1, last + 1):
+            report_progress("search")
+            try:
+                made, solution = decided(attempt if number == last else attempt.copy())
+            except BudgetError as error:
+                refusals.append(error)
+                break
             report_progress("verify")
-            return made, finish(made, solution, begin)
-        except BudgetError as error:
-            refusals.append(error)
+            try:
+                return made, finish(made, solution, begin)
+            except BudgetError as error:  # weights that are read again come next to others: the window is larger
+                refusals.append(error)
+                wanted = dataclasses.replace(wanted, base=wanted.base + error.smallest - error.budget)
+                if wanted.budget is None or wanted.base >= wanted.budget:
+                    break
+                attempt = dataclasses.replace(attempt, request=wanted)
     return None
 
 

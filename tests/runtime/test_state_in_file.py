@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -95,6 +96,26 @@ def test_a_budget_below_what_persists_counts_what_is_in_memory(
     assert "of weights and training state" in line
     assert "the others stay in a file of the session's" in line
     assert line.endswith("MiB back.")
+
+
+def test_a_window_that_grows_is_searched_for_again_with_as_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed again reads its weights again, next to others: only a whole plan knows its window."""
+    planning, asked = sys.modules["memonger.planner.search_plan"], list[int]()
+    finish = planning.finish  # type: ignore[attr-defined]
+
+    def grown(job: Any, solution: Any, begin: float) -> memonger.Plan:
+        if job.request.budget is not None:
+            asked.append(job.request.base)
+        if len(asked) < 2:
+            raise memonger.BudgetError(job.options.budget_bytes, job.options.budget_bytes + 4096, 0)
+        plan: memonger.Plan = finish(job, solution, begin)
+        return plan
+
+    monkeypatch.setattr(planning, "finish", grown)
+    plan = _plan(MOMENTS)
+    assert asked[1] == asked[0] + 4096
+    assert plan.budget is not None
+    assert plan.total_bytes <= plan.budget
 
 
 def test_updates_stay_for_one_piece_and_chunks_of_them_take_no_time() -> None:
