@@ -443,7 +443,7 @@ def _with_values_in_file(
             if attempt is None:
                 continue
             try:
-                made, solution = decided(attempt)
+                made, solution = decided(attempt.copy())  # the next one begins with the same model
                 plan = finish(made, solution, begin)
             except BudgetError as error:
                 refusals.append(error)
@@ -460,11 +460,11 @@ def _tried(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Pl
     """The first attempt that holds the budget; what the others say is added to ``refusals``."""
     report_progress = job.options.progress or _silent
     for attempt in attempts(job):
-        wanted, last = attempt.request, WINDOWS if attempt.has_window else 1
-        for number in range(1, last + 1):
+        wanted = attempt.request
+        for _ in range(WINDOWS if attempt.has_window else 1):
             report_progress("search")
             try:
-                made, solution = decided(attempt if number == last else attempt.copy())
+                made, solution = decided(attempt.copy() if attempt.has_window else attempt)
             except BudgetError as error:
                 refusals.append(error)
                 break
@@ -496,11 +496,11 @@ def attempts(job: Job) -> Iterator[Job]:
         yield job.copy()
     unlimited = dataclasses.replace(in_file.request, budget=None)
     usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
-    yield dataclasses.replace(in_file.copy(), request=unlimited, strategy=usual)
-    yield in_file.copy()
+    yield dataclasses.replace(in_file, request=unlimited, strategy=usual)
+    yield in_file
     roomy = with_window(job, any_order=True) if job.mode == "training" else None
     if roomy is not None and roomy.request.base > in_file.request.base:
-        yield roomy.copy()
+        yield roomy
 
 
 def with_window(job: Job, *, any_order: bool = False) -> Job | None:

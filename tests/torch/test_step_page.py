@@ -24,6 +24,15 @@ def shown(path: Path) -> dict[str, Any]:
     return data
 
 
+def most_live(data: dict[str, Any], kinds: list[str]) -> int:
+    """The most bytes that a page shows at a step, but for inputs and weights."""
+    columns, live = data["rectangles"], [0] * len(data["steps"]["node"])
+    for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
+        for step in range(start, stop) if kind not in ("input", "weight") else ():
+            live[step] += size
+    return max(live)
+
+
 def test_the_page_shows_the_planned_step(tmp_path: Path) -> None:
     module, inputs = case("images")
     optimizer, path = torch.optim.AdamW(module.parameters()), tmp_path / "step.html"
@@ -43,11 +52,7 @@ def test_the_page_shows_the_planned_step(tmp_path: Path) -> None:
     assert data["plan"]["recomputed_nodes"] == plan.recomputed > 0
     assert "recomputed" in kinds
     assert "kept" in kinds
-    live = [0] * len(steps["node"])
-    for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
-        for step in range(start, stop) if kind not in ("input", "weight") else ():
-            live[step] += size
-    assert max(live) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
+    assert most_live(data, kinds) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
     modules = {".".join(steps["modules"][module]) for module in steps["module"]}
     assert {name for name, part in module.named_modules() if isinstance(part, torch.nn.Conv2d)} <= modules
     behind = steps["node"].index("what becomes of the outputs")
@@ -78,11 +83,7 @@ def test_the_page_of_a_checkpointed_module_shows_its_eager_step(tmp_path: Path, 
     kinds = [data["kinds"][kind]["name"] for kind in columns["kind"]]
     assert {"recomputed", "kept"} <= {*kinds}
     assert data["plan"]["recomputed_nodes"] == plan.recomputed > 0
-    live = [0] * len(steps["node"])
-    for kind, size, start, stop in zip(kinds, columns["bytes"], columns["start"], columns["stop"], strict=True):
-        for step in range(start, stop) if kind not in ("input", "weight") else ():
-            live[step] += size
-    assert max(live) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
+    assert most_live(data, kinds) + plan.given_bytes + plan.state_bytes == plan.peak_bytes
     modules = {".".join(steps["modules"][module]) for module in steps["module"]}
     assert {
         name for name, part in module.named_modules() if isinstance(part, torch.nn.LayerNorm | torch.nn.Conv2d)
