@@ -29,20 +29,20 @@ NOISE = 0.03
 QUIET = 0.02
 """Seconds of waiting for a processor in one second of a run above which the run doesn't count."""
 
-PAIRS = 3, 9
-"""Pairs of runs that are timed at least, and at most, if the fastest runs with chunks seem to take too long. What else
-the machine does makes runs slower, in chunks that lie in the cache more than whole, and never faster: so the fastest of
-each are compared."""
+RUNS = 3, 9
+"""Runs of each kind that are timed at least, and at most, if the fastest with chunks seem to take too long; fewer where
+they are long. What else the machine does makes runs slower, in chunks that lie in the cache more than whole, and never
+faster: so the fastest of each are compared."""
 
-LONG_RUNS = 3
-"""Long runs that are timed: in chunks, without them, and in chunks again where the first seems to take too long."""
+TOGETHER = 4.0
+"""Seconds that all runs of two plans may take, about; one of each kind is timed however long it takes."""
 
 PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; a long one isn't timed as often; and the
-longest would take too much time."""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; a long one is timed the first time that it is
+run; and the longest would take too much time."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -71,7 +71,8 @@ class ChunkTimer:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
         self._without_seconds = list[float]()
-        self._long_runs = LONG_RUNS
+        most = min(max(int(TOGETHER / (2 * seconds)) - 1, 1), RUNS[1])  # one of each isn't counted
+        self._fewest, self._most = min(RUNS[0], most), most
 
     def ratio(self, chunked: Plan) -> float | None:
         """The time of a run in chunks over that of one without them, the fastest of each.
@@ -81,52 +82,42 @@ class ChunkTimer:
         if not can_be_timed(self._seconds, self._whole.parameter_bytes):
             return None
         try:
+            is_long = self._seconds >= LONG
             if self._without is None:
                 self._without = _runner(self._whole, self._inputs)
-                if self._seconds < LONG and min(_timed(self._without)[1], _timed(self._without)[1]) > QUIET:
+                if not is_long and min(_timed(self._without)[1], self._count_without()) > QUIET:
                     return None  # nothing is gained by loading the other one
             with_chunks = _runner(chunked, self._inputs)
-            if self._seconds >= LONG:
-                return self._compared_long(with_chunks, self._without)
-            with_chunks()
-            return self._compared(with_chunks, self._without)
+            if not is_long:
+                with_chunks()
+            return self._compared(with_chunks)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
-    def _compared(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
-        """The ratio of the fastest runs; None where too few of them had the processor to themselves."""
-        best, counted, (fewest, most) = math.inf, 0, PAIRS
-        for tried in range(2 * most):
-            (seconds, waited), (others, others_waited) = _timed(with_chunks), _timed(without)
-            self._without_seconds += [others] if others_waited <= QUIET else []
-            if max(waited, others_waited) <= QUIET:
-                best, counted = min(best, seconds), counted + 1
-            elif tried + 1 - counted > fewest:  # the machine isn't quiet
-                return None
-            holds = bool(self._without_seconds) and best <= self._limit * min(self._without_seconds)
-            if counted == most or (counted >= fewest and holds):
-                return best / min(self._without_seconds)
+    def _compared(self, with_chunks: Callable[[], object]) -> float | None:
+        """The ratio of the fastest runs; None where too many of them didn't have the processor to themselves.
+
+        Runs without chunks are the same for all plans, and are timed as often as those of the first.
+        """
+        best, counted, disturbed, others = math.inf, 0, 0, self._without_seconds
+        while disturbed <= self._fewest:
+            if counted > len(others):
+                waited = self._count_without()
+            else:
+                seconds, waited = _timed(with_chunks)
+                best, counted = (min(best, seconds), counted + 1) if waited <= QUIET else (best, counted)
+            disturbed += waited > QUIET
+            is_enough = min(counted, len(others)) >= self._fewest and best <= self._limit * min(others)
+            if is_enough or (counted >= self._most and others):
+                return best / min(others)
         return None
 
-    def _compared_long(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
-        """The same of long runs: `LONG_RUNS` for the first plan, and what is left of them for each other, one at least.
-
-        Runs without chunks are the same for all plans: one that counts will do.
-        """
-        best, others = math.inf, self._without_seconds
-        for left in range(max(1, self._long_runs), 0, -1):
-            if (best == math.inf) + (not others) > left:  # too few count
-                break
-            self._long_runs -= 1
-            in_chunks = best == math.inf or bool(others)
-            seconds, waited = _timed(with_chunks if in_chunks else without)
-            if waited <= QUIET and in_chunks:
-                best = min(best, seconds)
-            elif waited <= QUIET:
-                others.append(seconds)
-            if others and best <= self._limit * others[0]:
-                break
-        return best / others[0] if others and best < math.inf else None
+    def _count_without(self) -> float:
+        """Time a run without chunks, which counts if it had the processor to itself; returns what part it waited."""
+        assert self._without is not None
+        seconds, waited = _timed(self._without)
+        self._without_seconds += [seconds] if waited <= QUIET else []
+        return waited
 
 
 def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
@@ -137,6 +128,7 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
         return lambda: trainer.step(batch)
     session = Session(plan, check_order=False)
     given = inputs if inputs is not None else feeding.random_feeds(inputs_of(plan.model.graph))
+    session.arena.touch()
     return lambda: session.run(given, copy=False)
 
 

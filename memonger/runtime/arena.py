@@ -124,6 +124,11 @@ class Arena:
         """Set every byte; ``0xFF`` makes every float a NaN."""
         np.frombuffer(self._map, np.uint8)[:] = byte
 
+    def touch(self) -> None:
+        """Have the system give every page now, so that the first run needn't wait for that; the content stays."""
+        pages = np.frombuffer(self._map, np.uint8)[:: mmap.PAGESIZE]
+        pages |= np.uint8(0)
+
     def save(self, path: Path) -> None:
         """Write every byte to a file.
 

@@ -1,7 +1,6 @@
 """Chunks that were measured to take longer than they may: coarser ones, or none; and what counts as measured."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import onnx
@@ -58,37 +57,6 @@ Timed = tuple[float, float]
 """Seconds of a run, and what part of them its threads waited."""
 
 
-def _ratio(monkeypatch: pytest.MonkeyPatch, seconds: float, pairs: Sequence[tuple[Timed, Timed]]) -> float | None:
-    """What is measured of plans whose runs, with chunks and without, take such times in turns; all of them are run."""
-    times = {"chunked": iter([one for one, _ in pairs]), "whole": iter([other for _, other in pairs])}
-    if seconds < chunk_timing.LONG:  # the session's first runs say whether the machine is quiet
-        times["whole"] = itertools.chain([(9.0, 0.0)] * 2, times["whole"])
-    monkeypatch.setattr(chunk_timing, "_timed", lambda run: next(times[run()]))
-    whole, chunked = SimpleNamespace(parameter_bytes=0), SimpleNamespace()
-    timer = chunk_timing.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(
-        chunk_timing, "_runner", lambda plan, _: (lambda: "whole") if plan is whole else (lambda: "chunked")
-    )
-    ratio = timer.ratio(chunked)  # type: ignore[arg-type]
-    assert [*times["chunked"], *times["whole"]] == []
-    return ratio
-
-
-def test_only_runs_that_had_the_processor_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet, busy = ((1.5, 0.0), (1.0, 0.01)), ((0.5, 0.8), (1.0, 0.0))
-    most = chunk_timing.PAIRS[1]
-    assert _ratio(monkeypatch, 1.0, [quiet, busy, *[quiet] * (most - 1)]) == 1.5
-    assert _ratio(monkeypatch, 1.0, [busy] * 4) is None
-
-
-def test_the_fastest_runs_are_compared_until_they_hold_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others make runs slower, never faster: slow ones decide nothing where a fast one is among them."""
-    slow, fast = ((1.3, 0.0), (1.1, 0.0)), ((1.02, 0.0), (1.0, 0.0))
-    assert _ratio(monkeypatch, 1.0, [slow, slow, slow, fast]) == 1.02
-    assert _ratio(monkeypatch, 1.0, [fast, slow, slow]) == 1.02
-    assert _ratio(monkeypatch, 1.0, [slow] * chunk_timing.PAIRS[1]) == 1.3 / 1.1
-
-
 def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing, where the machine is taken for quiet: a ratio of inference, and of training steps."""
     monkeypatch.setattr(chunk_timing, "QUIET", 1e9)
@@ -108,22 +76,37 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
 
 
-LONG_TIMES = {
-    # plans in turn, of each the runs (seconds, in chunks or not, busy or not), and what is measured
-    "the first holds": ([["4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "the second holds": ([["4.4", "whole 4.0", "4.1"]], [4.1 / 4.0]),
-    "the coarser one is run once": ([["4.4", "whole 4.0", "4.6"], ["4.3"], ["4.2"]], [1.1, 4.3 / 4.0, 4.2 / 4.0]),
-    "a busy run doesn't count": ([["busy 9", "4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "a busy run without chunks doesn't count": ([["4.1", "busy whole 9", "whole 4.0"]], [4.1 / 4.0]),
-    "the machine is busy": ([["busy 9", "busy 9"]], [None]),
-    "too few runs count": ([["4.1", "busy whole 9", "busy whole 9"]], [None]),
-}
+COLD = ["whole 9", "whole 1.1", "9"]
+"""The first run of each isn't counted; the second without chunks says whether the machine is quiet, too."""
+
+TIMES = {
+    # seconds of a run about; plans in turn, of each the runs (seconds, in chunks or not, busy or not), what is measured
+    "short: three of each hold": (0.1, [[*COLD, "1.1", "1.2", "whole 1", "1.02", "whole 1.1"]], [1.02]),
+    "short: the fastest of each": (
+        0.1, [[*COLD, "1.3", "1.3", "whole 1.1", "1.3", "whole 1.1", "1.02"]], [1.02 / 1.1]
+    ),
+    "short: nine of each don't": (0.1, [[*COLD, "1.3", *["1.3", "whole 1.2"] * 7, "1.3"]], [1.3 / 1.1]),
+    "short: a busy run doesn't count": (0.1, [[*COLD, "busy 0.5", "1.1", "1.1", "whole 1", "1", "whole 1"]], [1.0]),
+    "short: the machine is busy": (0.1, [[*COLD, *["busy 0.5"] * 4]], [None]),
+    "short: it is busy from the first": (0.1, [["busy whole 9", "busy whole 9"]], [None]),
+    "a second of each": (1.0, [[*COLD, "1.3"], ["9", "1.2"]], [1.3 / 1.1, 1.2 / 1.1]),
+    "long: one of each": (5.0, [["4.1", "whole 4.0"]], [4.1 / 4.0]),
+    "long: coarser ones are run once": (5.0, [["4.4", "whole 4.0"], ["4.3"], ["4.2"]], [1.1, 4.3 / 4.0, 4.2 / 4.0]),
+    "long: a busy run doesn't count": (5.0, [["busy 9", "4.1", "whole 4.0"]], [4.1 / 4.0]),
+    "long: nor one without chunks": (5.0, [["4.1", "busy whole 9", "whole 4.0"]], [4.1 / 4.0]),
+    "long: the machine is busy": (5.0, [["busy 9", "busy 9"]], [None]),
+    "long: too few runs count": (5.0, [["4.1", "busy whole 9", "busy whole 9"]], [None]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("plans", "expected"), LONG_TIMES.values(), ids=LONG_TIMES)
-def test_of_long_runs_three_are_timed_at_most_and_of_coarser_plans_one(
-    plans: list[list[str]], expected: list[float | None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "plans", "expected"), TIMES.values(), ids=TIMES)
+def test_the_fastest_runs_are_compared_until_they_hold_the_limit(
+    seconds: float, plans: list[list[str]], expected: list[float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Others make runs slower, never faster: slow ones decide nothing where a fast one is among them.
+
+    Of long runs one of each is timed, and one of each coarser plan.
+    """
     left = list[str]()
 
     def timed(name: str) -> Timed:
@@ -131,10 +114,14 @@ def test_of_long_runs_three_are_timed_at_most_and_of_coarser_plans_one(
         assert ("whole" in run) == (name == "whole")
         return float(run[-1]), float("busy" in run)
 
+    class Run(str):
+        def __call__(self) -> None:
+            timed(self)
+
     monkeypatch.setattr(chunk_timing, "_timed", timed)
     whole = SimpleNamespace(parameter_bytes=0)
-    timer = chunk_timing.ChunkTimer(whole, 5.0, 1.05, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: "whole" if plan is whole else plan)
+    timer = chunk_timing.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: Run("whole" if plan is whole else plan))
     for number, (runs, ratio) in enumerate(zip(plans, expected, strict=True)):
         left += runs
         assert timer.ratio(str(number)) == (None if ratio is None else pytest.approx(ratio))  # type: ignore[arg-type]
