@@ -65,7 +65,6 @@ from memonger.schedule.solution import IN_SLICES, Solution, total_bytes, total_l
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
 from memonger.tiling import chunking
-from memonger.tiling.candidates import MOST_NODES
 from memonger.units import MOST_POINTS, exactly, format_size, shown, whole
 from memonger.words import FILE, call, option, quoted
 
@@ -143,7 +142,7 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
     job = prepare(source, chosen)
     made, plan = _first_within(job, begin)
-    return _within_overhead(job, plan, begin) if made.chunks and chosen.budget is None else plan
+    return _within_overhead(job, made, plan, begin) if made.chunks and chosen.budget is None else plan
 
 
 @overload
@@ -290,7 +289,7 @@ class Job:
         ranges: See there.
         solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
             a training step what is left to do.
-        most_copies: How many copies of nodes chunks may make.
+        search: What has looked for chunks; None: nothing has.
         has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs. The base of
             the request has as few of them as there can be in memory.
     """
@@ -308,7 +307,7 @@ class Job:
     chunks: tuple[ChunkedBand, ...] = ()
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     solution: Solution | None = None
-    most_copies: int = MOST_NODES
+    search: chunking.ChunkSearch | None = None
     has_window: bool = False
 
     def copy(self) -> "Job":
@@ -734,10 +733,10 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
     else:
         strategy = job.strategy if job.mode == "training" else "none"
         plain = job.solution or decide(dataclasses.replace(request, budget=None), strategy, options.order)
-        search = chunking.ChunkSearch(
-            lowered, request, options, device, job.source.batch, plain, job.most_copies, job.ranges
+        search = job.search or chunking.ChunkSearch(
+            lowered, request, options, device, job.source.batch, plain, job.ranges
         )
-        candidate = search.chosen() or plain
+        job, candidate = dataclasses.replace(job, search=search), search.chosen() or plain
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
     return dataclasses.replace(
@@ -784,8 +783,15 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     return BudgetError(error.budget, error.smallest, bound, hint)
 
 
-def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
-    """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow."""
+def _within_overhead(job: Job, made: Job, plan: Plan, begin: float) -> Plan:
+    """The plan, or one with fewer chunks, or none, where those were measured to take longer than the options allow.
+
+    Args:
+        job: The model without chunks.
+        made: The job that the plan was made of.
+        plan: The plan in chunks.
+        begin: When planning began.
+    """
     from memonger.planner.chunk_timing import NOISE, ChunkTimer, can_be_timed  # here: it imports sessions and trainers
 
     options, measured, report_progress = job.options, job.lowered.calibration, job.options.progress or _silent
@@ -802,8 +808,10 @@ def _within_overhead(job: Job, plan: Plan, begin: float) -> Plan:
     for attempt in range(COARSER):
         if attempt:
             copies = sum(CHUNK in node.metadata_props or STRIP in node.metadata_props for node in plan.model.graph)
-            made, solution = decided(dataclasses.replace(job.copy(), most_copies=copies // 2))
-            if not made.chunks:
+            assert made.search is not None
+            made.search.most_copies = copies // 2
+            made, solution = decided(dataclasses.replace(job.copy(), search=made.search))
+            if not made.chunks or made.lowered.model is plan.model:
                 break
             plan = finish(made, solution, begin)
         report_progress("compare")

@@ -94,15 +94,17 @@ class ChunkSearch:
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
         plain: The schedule whose nodes are to run in chunks, recomputations included.
-        most_copies: How many copies of nodes chunks may make.
         ranges: Dimensions with a range of sizes, of which the model has the largest.
+
+    Attributes:
+        most_copies: How many copies of nodes chunks may make; to ask for fewer costs little once all were looked for.
     """
 
     def __init__(
         self, lowered: Lowered, request: Request, options: Options, device: Device, batch: int | None, plain: Solution,
-        most_copies: int = MOST_NODES, ranges: Mapping[str, DimRange] = MappingProxyType({}),
+        ranges: Mapping[str, DimRange] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self.options, self.batch, self.most_copies = options, batch, most_copies
+        self.options, self.batch, self.most_copies = options, batch, MOST_NODES
         self._given = ToSlice(lowered, request, plain, device, cores_of(options.threads), {}, None, ranges)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
@@ -177,7 +179,7 @@ class ChunkSearch:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
         for number in range(ROUNDS[1]):
             # Candidates along each axis
-            key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most
+            key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most, self.most_copies
             if key not in self._known:
                 self._known[key] = self._found()
             candidate = pick(self._known[key])
