@@ -104,7 +104,8 @@ def child(kind: str, path: str, given: str = "", results_to: str = "") -> None:
     ran, kinds = _grown(before), [type(each).__name__ for each in results]
     digest = hashlib.sha256(b"".join(_bytes(each) for each in results)).hexdigest()
     if results_to:
-        np.savez(results_to, *(each if isinstance(each, np.ndarray) else np.array(repr(each)) for each in results))
+        arrays = [each if isinstance(each, np.ndarray) else np.array(repr(each)) for each in results]
+        np.savez(results_to, *(each.astype(str) if each.dtype == object else each for each in arrays))  # of strings
     times = {"load": load_seconds, "run": seconds}
     print(json.dumps({"loaded": loaded, "ran": ran, "digest": digest, "kinds": kinds, "runtime": runtime} | times))
 
