@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -144,10 +145,11 @@ def _write_with_data(
     """
     with folder_beside(path) as folder:
         with (folder / "data").open("wb") as target:
-            writer = _FileWriter(target)
-            placed = {value: writer.weight(tensor) for value, tensor in _weights_in_order(model, kept)}
+            writer, weights = _FileWriter(target), dict(_weights_in_order(model, kept))
+            packed = pack(model, weights.keys()) if pack is not None else ()  # meanwhile
+            placed = {value: writer.weight(tensor) for value, tensor in weights.items()}
             copies = dict[ir.Value, tuple[Packed, ...]]()
-            for copy in pack(model, placed.keys()) if pack is not None else ():
+            for copy in packed:
                 copies[copy.weight] = (*copies.get(copy.weight, ()), writer.copy(copy))
             target.flush()
             os.fsync(target.fileno())
@@ -188,7 +190,7 @@ class _FileWriter:
 
     def __init__(self, target: BinaryIO) -> None:
         self._target, self.digest = target, hashlib.sha256()
-        self._there = dict[str, int]()
+        self._there, self._digester = dict[str, int](), ThreadPoolExecutor(1)
 
     def weight(self, tensor: ir.TensorProtocol) -> tuple[int, str]:
         """Write a tensor, unless the same bytes are there already; returns where they begin, and a digest of them."""
@@ -216,8 +218,9 @@ class _FileWriter:
         self._target.write(bytes(-at % (PAGE if length >= PAGE else _ALIGNED)))
         begin = self._target.tell()
         for part in parts:
+            digested = self._digester.submit(own.update, part)
             self._target.write(part)
-            own.update(part)
+            digested.result()
         self.digest.update(own.digest())
         if self._target.tell() != begin + length:
             raise OSError(0, f"a weight has {self._target.tell() - begin} bytes where {length} were expected")

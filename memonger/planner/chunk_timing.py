@@ -41,8 +41,8 @@ PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts, too; and
-the longest would take too much time."""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well;
+and the longest would take too much time."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""

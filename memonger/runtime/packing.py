@@ -1,15 +1,19 @@
 """Packs weights for the file of a plan: by onnxruntime's own kernels, a few nodes at a time."""
 
 import re
+from collections import deque
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
 
 from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
-from memonger.files import temporary_folder
+from memonger.files import ScratchFolder
 from memonger.ir.extract import extract
 from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_buffers, packed_of, reads_transposed
 from memonger.runtime import onnxruntime, ort, process_memory
@@ -18,6 +22,9 @@ from memonger.runtime.weights import session_of
 
 _ENTRY = re.compile(r"(\w+\+\d+)((?:\|\d+;\d+;\d+)+)")
 _FILE = "packed.data"
+
+AHEAD = 4
+"""Batches of weights that are packed, or being packed, while others are taken."""
 
 
 def packs_here(stamp: Stamp | None) -> bool:
@@ -28,41 +35,58 @@ def packs_here(stamp: Stamp | None) -> bool:
 
 
 def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Copy]:
-    """Packed copies of weights among these, in their order: those that the model's file has already, and others.
+    """Packed copies of weights among these: those that the model's file has already, and then others in their order.
 
     A file is gone when the next weight is asked for. Weights that onnxruntime packs otherwise, or not at all, are left
-    out: they are packed when a session is made, as ever.
+    out: they are packed when a session is made, as ever. A thread of its own packs them, from now on.
     """
-    batch, size, own = list[ir.Value](), 0, set(model.graph.initializers.values())
+    there, batches, size, own = list[Copy](), list[list[ir.Value]](), AT_ONCE, set(model.graph.initializers.values())
     for value in among:
-        tensor, there, sizes = value.const_value, packed_of(value.const_value), packed_buffers(value)
+        tensor, packed, sizes = value.const_value, packed_of(value.const_value), packed_buffers(value)
         if tensor is None or value not in own or tensor.nbytes < SMALLEST or not sizes:
             continue
-        if len(there) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
-            for one in there:
-                yield Copy(value, one.key, Path(tensor.path), tuple(one.buffers()))
+        if len(packed) == len(sizes) and isinstance(tensor, ir.ExternalTensor):
+            there += (Copy(value, one.key, Path(tensor.path), tuple(one.buffers())) for one in packed)
             continue
-        batch.append(value)
-        size += tensor.nbytes
         if size >= AT_ONCE:
-            yield from _packed(model, batch)
-            batch, size = [], 0
-    if batch:
-        yield from _packed(model, batch)
+            batches.append([])
+            size = 0
+        batches[-1].append(value)
+        size += tensor.nbytes
+    packer = ThreadPoolExecutor(1)
+    begun = deque(packer.submit(_packed, model, batch) for batch in batches[:AHEAD])
+
+    def copies() -> Iterator[Copy]:
+        for batch in (*batches[AHEAD:], *[None] * len(begun)):
+            packed = begun.popleft().result()
+            if batch is not None:
+                begun.append(packer.submit(_packed, model, batch))
+            yield from packed.copies
+        packer.shutdown()
+
+    return chain(there, copies())
 
 
-def _packed(model: ir.Model, weights: list[ir.Value]) -> Iterator[Copy]:
+class _Packed(NamedTuple):
+    """Copies of a batch of weights, in files that are there as long as this is."""
+
+    copies: list[Copy]
+    folder: ScratchFolder
+
+
+def _packed(model: ir.Model, weights: list[ir.Value]) -> _Packed:
     """Those of these weights: of each as kernels read it that read it as it is, and then as those transposed.
 
     Two copies of a weight may have the same length, and onnxruntime doesn't say which is which: so they are packed by
     models of their own, of the first node that reads each.
     """
-    with temporary_folder() as folder:
-        packed = {way: _packed_one_way(model, weights, way, folder / str(way)) for way in (False, True)}
-        for value in weights:
-            copies = [packed[way].get(value) for way in packed_buffers(value)]
-            yield from (copy for copy in copies if copy is not None and None not in copies)
+    folder, copies = ScratchFolder(), list[Copy]()
+    packed = {way: _packed_one_way(model, weights, way, folder.path / str(way)) for way in (False, True)}
+    for value in weights:
+        own = [packed[way].get(value) for way in packed_buffers(value)]
+        copies += (copy for copy in own if copy is not None and None not in own)
     process_memory.give_back()
+    return _Packed(copies, folder)
 
 
 def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder: Path) -> dict[ir.Value, Copy]:
