@@ -10,6 +10,7 @@ import numpy as np
 from memonger.devices import CPU, Device
 from memonger.errors import SessionError, ShapeError
 from memonger.ir.element_types import ElementType
+from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Input, Kind
 from memonger.words import FILE, did_you_mean, option, quoted
@@ -53,8 +54,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
 def to_ortvalue(value: Feed, kind: Kind | None) -> Any:
     """An OrtValue of anything onnxruntime can hold; tensors of numbers share the array's memory.
 
-    Strings, sequences and optionals have no constructor in onnxruntime's Python interface, so a model of constants
-    makes them.
+    Strings, sequences and optionals have no constructor in onnxruntime's Python interface, so models make them.
     """
     module = onnxruntime()
     if isinstance(value, module.OrtValue):
@@ -65,9 +65,11 @@ def to_ortvalue(value: Feed, kind: Kind | None) -> Any:
         return module.OrtValue.ortvalue_from_numpy(contiguous(value))
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
-    from memonger.runtime.sequences import constant
-
     try:
+        if kind == ElementType.STRING:
+            return ort.texts(np.asarray(value))
+        from memonger.runtime.sequences import constant
+
         return constant(value, kind)
     except Exception as error:  # numpy, onnx and onnxruntime each have their own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -255,6 +257,10 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             if value.dtype is not None and dtype != value.dtype:
                 given = dtype.name if dtype is not None else "unknown"
                 raise SessionError(f"input '{name}' has type {given}; {where} takes {value.dtype.name}.")
+        elif value.dtype == ElementType.STRING and feed.dtype.kind not in "OUS":
+            raise SessionError(
+                f"input '{name}' has type {feed.dtype}; {where} takes text: an array of strings (dtype=object)."
+            )
         elif value.numpy is not None and feed.dtype != value.numpy:
             advice = f"array.astype('{value.numpy}') makes it one"
             raise SessionError(f"input '{name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")

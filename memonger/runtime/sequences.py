@@ -1,4 +1,4 @@
-"""Texts, sequences and optionals, which onnxruntime's Python has no constructor for: a model of constants makes them.
+"""Sequences and optionals, which onnxruntime's Python has no constructor for: a model of constants makes them.
 
 Imported where a model has them: this takes onnx.
 """

@@ -275,15 +275,19 @@ class RowSearch(CutModel):
         return sorted({begin, end, *inner})
 
     def _parts_between(self, begin: int, end: int) -> list[tuple[int, BandOfRows]]:
-        """A band as it is, and in slices, each with the number of slices that was looked for."""
+        """A band as it is, and in slices, each with the number of slices that was looked for.
+
+        Where what is there whole takes as much as the band as it is, it isn't cut, unless that is asked for.
+        """
         workspace = self.workspace[begin:end].max(initial=0.0)
         found = [(0, BandOfRows(None, float(self.live[begin:end].max(initial=0)) + workspace))]
         nodes = dict(zip(self.nodes[begin:end], self.how[begin:end], strict=True))
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, Slicing)}
-        if needs_own(own):
+        (before, given), needed = self._around(begin, end), math.inf
+        beside = before + max(1, self.copies) * given
+        if needs_own(own) or (beside >= found[0][1].bytes and not self.asked):
             return found
         rows = min((rows_in(value, own) for value in exits_of(own)), default=0)
-        (before, given), needed = self._around(begin, end), math.inf
         packed = sum(self.job.works[str(node.name)].packed for node in own)
         for asked in (self.asked,) if self.asked else SLICES:
             if asked > rows:

@@ -1,5 +1,6 @@
 """Models as other toolchains, hubs and package managers leave them, beside stock onnxruntime on the same files."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import memonger
 from memonger.errors import LoadError
+from memonger.ir.element_types import ElementType
+from memonger.runtime import feeds
 from memonger.shapes import inference
 from tests.support.networks import model_of, run_stock, same_bits, stock
 
@@ -87,6 +90,24 @@ def test_text_goes_through_any_operator(device: str) -> None:
     outputs = [INFO("g", TEXT, None), INFO("h", TEXT, None), INFO("y", TensorProto.FLOAT, None)]
     model = _model(nodes, [INFO("s", TEXT, [2, 2])], outputs, constants)
     _agree(model, {"s": np.array([["a", "x"], ["b", "a"]], object)}, device)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 1)])
+def test_texts_of_any_shape_are_fed(shape: tuple[int, ...]) -> None:
+    given = np.array(["", "a", "ü€"] * 2, object)[: math.prod(shape)].reshape(shape)
+    value = feeds.to_ortvalue(given, ElementType.STRING)
+    assert value.numpy().tolist() == given.tolist()
+    assert tuple(value.shape()) == shape
+
+
+def test_what_is_no_text_is_refused() -> None:
+    node = NODE("LabelEncoder", ["s"], ["y"], domain="ai.onnx.ml", keys_strings=["a"], values_floats=[1.0])
+    model = _model([node], [INFO("s", TEXT, [2])], [INFO("y", TensorProto.FLOAT, None)], [])
+    session = memonger.Session(memonger.search_plan(model, mode="inference"))
+    with pytest.raises(memonger.SessionError, match="'s' has type int64; .* takes text: an array of strings"):
+        session.run({"s": np.zeros(2, np.int64)})
+    with pytest.raises(memonger.SessionError, match="can't be fed as STRING: int is among its elements, not text"):
+        session.run({"s": np.array(["a", 1], object)})
 
 
 TREE = {

@@ -46,7 +46,9 @@ for name, files in (
     loaded = sorted(one for one in sys.modules if one.split(".")[0] in ("onnx", "onnx_ir", "google", "ml_dtypes"))
     assert not loaded, (name, loaded)
 from memonger import Fleet
+from memonger.runtime import ort
 
+assert ort.texts(np.array(["a"])).numpy().tolist() == ["a"]
 starts, start = [], prepare_apart._Child.start
 prepare_apart._Child.start = lambda: (starts.append(1), start())[1]
 with Fleet({name: folder / f"{name}.onnx" for name in ("plain", "chunked")}) as fleet:
