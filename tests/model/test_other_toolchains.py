@@ -104,7 +104,7 @@ def test_what_is_no_text_is_refused() -> None:
     node = NODE("LabelEncoder", ["s"], ["y"], domain="ai.onnx.ml", keys_strings=["a"], values_floats=[1.0])
     model = _model([node], [INFO("s", TEXT, [2])], [INFO("y", TensorProto.FLOAT, None)], [])
     session = memonger.Session(memonger.search_plan(model, mode="inference"))
-    with pytest.raises(memonger.SessionError, match="'s' has type int64; .* takes text: an array of strings"):
+    with pytest.raises(memonger.SessionError, match=r"'s' has type int64; .* takes text: an array of strings"):
         session.run({"s": np.zeros(2, np.int64)})
     with pytest.raises(memonger.SessionError, match="can't be fed as STRING: int is among its elements, not text"):
         session.run({"s": np.array(["a", 1], object)})
