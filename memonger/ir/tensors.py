@@ -131,9 +131,13 @@ def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def inner_bytes(model: ir.Model) -> int:
     """Bytes of these, and of long lists of numbers in attributes, as of trees; short ones are settings."""
+    return list_bytes(model) + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
+
+
+def list_bytes(model: ir.Model) -> int:
+    """Bytes of long lists of numbers in attributes."""
     lists = (each for body in bodies(model) for node in body for each in node.attributes.values())
-    long = sum(size for one in lists if (size := _list_bytes(one)) >= LARGE)
-    return long + sum(one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING)
+    return sum(size for one in lists if (size := _list_bytes(one)) >= LARGE)
 
 
 def _list_bytes(attribute: ir.Attr) -> int:

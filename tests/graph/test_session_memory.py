@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import memonger
 from memonger.graph import session_memory
@@ -60,6 +60,27 @@ def test_a_process_has_the_results_of_a_run_and_weights_that_each_kernel_packs()
     mapped = ir.ExternalTensor("w.data", 0, weight.nbytes, ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name="w")
     plan.model.graph.initializers["w"].const_value = mapped
     assert session_memory.weights_in_process(plan.model, (), packs=False) == (2 * weight.nbytes, 0)
+
+
+def test_trees_count_as_they_are_and_as_kernels_hold_them() -> None:
+    """8,192 trees of one split and two leaves: of each of these five integers and a float, of leaves three and one more."""
+    numbers, split = np.arange(3 * 8192), np.arange(3 * 8192) % 3 == 0
+    attributes = {
+        "n_targets": 1, "nodes_treeids": numbers // 3, "nodes_nodeids": numbers % 3, "nodes_featureids": 0 * numbers,
+        "nodes_modes": ["BRANCH_LEQ" if each else "LEAF" for each in split], "nodes_values": numbers * 1.0,
+        "nodes_truenodeids": 1 * split, "nodes_falsenodeids": 2 * split, "target_treeids": (numbers // 3)[~split],
+        "target_nodeids": (numbers % 3)[~split], "target_ids": 0 * numbers[~split],
+        "target_weights": numbers[~split] * 1.0,
+    }  # fmt: skip
+    lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in attributes.items()}
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **lists)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 1]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(helper.make_graph([node], "trees", ends[:1], ends[1:]), opset_imports=opsets)
+    plan = memonger.search_plan(model, device="cpu", mode="inference")
+    size = 3 * 8192 * (5 * 8 + 4) + 2 * 8192 * (3 * 8 + 4)
+    assert plan.parameter_bytes == size
+    assert session_memory.weights_in_process(plan.model, (), packs=True) == (round(2.85 * size), 0)
 
 
 def test_a_kernel_that_takes_memory_for_each_frame_has_that_of_one_at_once() -> None:
