@@ -148,6 +148,7 @@ def _learnt(name: str, target: Path) -> None:
 
 def _decoder(target: Path) -> None:
     import onnx
+
     from models.decoder import decoder
 
     onnx.save(decoder(), target)

@@ -63,7 +63,7 @@ def test_a_process_has_the_results_of_a_run_and_weights_that_each_kernel_packs()
 
 
 def test_trees_count_as_they_are_and_as_kernels_hold_them() -> None:
-    """8,192 trees of one split and two leaves: of each of these five integers and a float, of leaves three and one more."""
+    """8,192 trees of one split and two leaves: of each node five integers and a float, of leaves three and one more."""
     numbers, split = np.arange(3 * 8192), np.arange(3 * 8192) % 3 == 0
     attributes = {
         "n_targets": 1, "nodes_treeids": numbers // 3, "nodes_nodeids": numbers % 3, "nodes_featureids": 0 * numbers,
