@@ -13,7 +13,8 @@ SHORTER = {
     "distributed": ["--epochs", "1", "--batch", "128"],
 }
 """Arguments that leave out none of what an example does."""
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 RUN = """
 import contextlib, gc, io, json, os, runpy, sys
@@ -39,9 +40,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]
     folders = {path.stem: tmp_path_factory.mktemp(path.stem) for path in EXAMPLES}
     asked = [(str(path), str(folders[path.stem]), SHORTER.get(path.stem, [])) for path in EXAMPLES]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(asked)], cwd=Path(__file__).parent.parent, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN, json.dumps(asked)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     printed = map(json.loads, done.stdout.splitlines())
     return {name: (folder, text) for (name, folder), text in zip(folders.items(), printed, strict=True)}
