@@ -13,10 +13,13 @@ SHORTER = {
     "distributed": ["--epochs", "1", "--batch", "128"],
 }
 """Arguments that leave out none of what an example does."""
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 RUN = """
 import contextlib, gc, io, json, os, runpy, sys
+from tests.torch import conftest
+conftest.shorten(setattr)  # searches: how good a schedule is isn't looked at
 path = list(sys.path)
 for example, folder, arguments in json.loads(sys.argv[1]):
     os.chdir(folder)
@@ -36,7 +39,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]
     """By the name of an example the folder it ran in, and what it printed."""
     folders = {path.stem: tmp_path_factory.mktemp(path.stem) for path in EXAMPLES}
     asked = [(str(path), str(folders[path.stem]), SHORTER.get(path.stem, [])) for path in EXAMPLES]
-    done = subprocess.run([sys.executable, "-c", RUN, json.dumps(asked)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(asked)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     printed = map(json.loads, done.stdout.splitlines())
     return {name: (folder, text) for (name, folder), text in zip(folders.items(), printed, strict=True)}

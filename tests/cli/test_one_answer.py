@@ -16,7 +16,7 @@ from memonger.units import format_size
 from tests.support.stock import normal
 
 BATCH = 4
-EFFORT = 500  # of each search: networks of a dozen nodes need no more, and what is refused is searched to the end
+EFFORT = 50  # of each search: networks of a dozen nodes need no more, and what is refused is searched to the end
 
 MODELS = {
     "convolutions": (

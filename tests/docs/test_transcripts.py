@@ -1,5 +1,6 @@
 """What stands below a command in the pages is what the command prints."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ def test_pages_show_what_their_commands_print() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in transcript.PAGES if page.programs], ids=lambda page: page.path)
-def test_what_a_page_has_one_do_works_and_prints_what_it_says(page: Page) -> None:
+def test_what_a_page_has_one_do_works_and_prints_what_it_says(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     if "import torch" in (transcript.ROOT / page.path).read_text("utf-8"):
         pytest.importorskip("torch.nn")  # tests/torch may be found as a package of that name
+        importlib.import_module("tests.torch.conftest").shorten(monkeypatch.setattr)
     differences, printed = transcript.differences(page)
     assert printed, f"{page.path} has no session"
     assert not differences, "\n\n".join([page.path, *differences, RENEW])

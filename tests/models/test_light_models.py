@@ -1,6 +1,6 @@
 """onnx's own light models, planned and run, against stock onnxruntime to the last bit."""
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,12 @@ def _inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
     }
 
 
+_light = lru_cache(1)(networks.light)  # drawing the weights takes as long as a plan
+
+
 @cache
 def _planned(name: str, device: str) -> memonger.Plan:
-    return memonger.search_plan(networks.light(name), device=device, mode="inference", threads=1)
+    return memonger.search_plan(_light(name), device=device, mode="inference", threads=1)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -40,7 +43,7 @@ def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str) -> None:
         plan = _planned(name, device)
         plan.verify()
         assert plan.chunks or plan.arena_bytes == plan.lower_bound_bytes
-        session, stock = memonger.Session(plan), networks.stock(networks.light(name), LEVELS[device], threads=1)
+        session, stock = memonger.Session(plan), networks.stock(_light(name), LEVELS[device], threads=1)
         feeds = _inputs(plan, seed)
         expected = networks.run_stock(stock, feeds)
         session.arena.fill(0xFF)  # a float of these bytes is a NaN
@@ -55,13 +58,13 @@ def test_outputs_equal_stock_bit_for_bit_from_any_arena(name: str) -> None:
     [
         ("inception_v1", "cpu"),
         ("shufflenet", "none"),
-        ("squeezenet", "cpu"),
+        ("squeezenet", "none"),
     ],
 )
 def test_no_step_reads_a_byte_that_died(name: str, device: str) -> None:
     plan = _planned(name, device)
     feeds = _inputs(plan, 3)
-    expected = networks.run_stock(networks.stock(networks.light(name), LEVELS[device], threads=1), feeds)
+    expected = networks.run_stock(networks.stock(_light(name), LEVELS[device], threads=1), feeds)
     assert networks.same_bits(run_poisoned(plan, feeds), expected)
 
 
@@ -88,7 +91,7 @@ def test_a_plan_is_the_same_byte_for_byte_each_time(tmp_path: Path) -> None:
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        plan = memonger.search_plan(networks.light("squeezenet"), device="cpu", mode="inference")
+        plan = memonger.search_plan(_light("squeezenet"), device="cpu", mode="inference")
         plan.save(folder / "planned.onnx")
         files.append({each.name: each.read_bytes() for each in folder.iterdir()})
     assert files[0] == files[1]

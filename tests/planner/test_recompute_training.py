@@ -25,7 +25,7 @@ BUDGETS = {
 }  # fmt: skip
 """Parts of the peak with nothing recomputed."""
 STEPS = 3
-EFFORT = 1_000
+EFFORT = 200
 
 
 @functools.cache

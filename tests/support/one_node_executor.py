@@ -37,10 +37,11 @@ def run_poisoned(plan: Plan, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarr
             if value is not None:
                 readers[str(value.name)] -= 1
         alive = {name: place for name, place in alive.items() if readers.get(name, 0) > 0}
-        needed = np.zeros(plan.arena_bytes, bool)
-        for offset, size in alive.values():
-            needed[offset : offset + size] = True
-        arena[: plan.arena_bytes][~needed] = 0xFF
+        free = 0
+        for offset, size in sorted(alive.values()):
+            arena[free:offset] = 0xFF
+            free = max(free, offset + size)
+        arena[free : plan.arena_bytes] = 0xFF
     return {
         str(value.name): _read(arena, at, value).copy() if str(value.name) in at else feeds[str(value.name)]
         for value in model.graph.outputs

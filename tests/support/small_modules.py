@@ -10,10 +10,10 @@ from torch.nn import functional
 class Images(nn.Module):
     """Convolutions with batch normalization, whose buffers change in the forward pass, and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 5) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for index in range(5):
+        for index in range(depth):
             layers += [nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
         self.features, self.drop, self.head = nn.Sequential(*layers), nn.Dropout(0.3), nn.Linear(8 * 64, 5)
 
@@ -25,10 +25,10 @@ class Images(nn.Module):
 class Words(nn.Module):
     """Attention and perceptrons: views of views, an embedding tied to the output, dropout of scores."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.words = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True) for _ in range(depth))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.words(x)
@@ -49,13 +49,14 @@ class Scores(nn.Module):
         return h, h[:, :3].exp()
 
 
-def case(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def case(name: str, *depth: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A module, as deep as is asked for, and inputs."""
     torch.manual_seed(0)
     if name == "images":
-        return Images().train(), (torch.randn(4, 3, 32, 32), torch.randint(0, 5, (4,)))
+        return Images(*depth).train(), (torch.randn(4, 3, 32, 32), torch.randint(0, 5, (4,)))
     if name == "words":
-        return Words().train(), (torch.randint(0, 50, (3, 24)),)
-    return Scores(), (torch.randn(256, 64),)
+        return Words(*depth).train(), (torch.randint(0, 50, (3, 24)),)
+    return Scores(*depth), (torch.randn(256, 64),)
 
 
 def step(run: Any, module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, list[torch.Tensor]]:
