@@ -23,7 +23,8 @@ from memonger.graph.costs import flops
 from memonger.ir.values import nbytes
 from memonger.model.load import load
 from memonger.options import Options
-from memonger.planner.search_plan import Job, finish, in_chunks, prepare, solve
+from memonger.planner.job import Job, finish, in_chunks, solve
+from memonger.planner.search_plan import prepare
 from memonger.runtime import ort
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import Worker, reason, serve

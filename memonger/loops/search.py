@@ -34,6 +34,7 @@ from memonger.options import Options
 from memonger.plan_file import KEY
 from memonger.planner import search_plan as planner
 from memonger.planner.chunk_timing import NOISE
+from memonger.planner.job import solve
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
@@ -174,7 +175,7 @@ def shrink(
     told = tell_sizes(settled.model)
     job = planner.prepare(replace(loaded, ir=settled.model), options)
     progress("search")
-    search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, planner.solve(job))
+    search = ChunkSearch(job.lowered, job.request, options, job.device, job.source.batch, solve(job))
     axes, cores, open_size = search.axes_without({}), cores_of(0), next(iter(ranges), "")
     sliced = SliceCheck(0, job.lowered.spent) if check and not allow_rounding else None
     if sliced is not None:
@@ -190,7 +191,7 @@ def shrink(
         copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
-            other = ChunkSearch(again.lowered, again.request, options, again.device, batch, planner.solve(again))
+            other = ChunkSearch(again.lowered, again.request, options, again.device, batch, solve(again))
             ways = [*in_rows(other.job, sliced), *overlapping(other.job, sliced)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not RUNTIMES[target].nests:

@@ -25,9 +25,11 @@ from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
+from memonger.planner.attempts import with_window
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
-from memonger.planner.search_plan import Job, decided, device_of, finish, may_run_in_chunks, prepare, with_window
+from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
+from memonger.planner.search_plan import prepare
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
 from memonger.schedule.decide import decide

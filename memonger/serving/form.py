@@ -12,7 +12,8 @@ from memonger.model.load import Source, load_as_is
 from memonger.options import Options
 from memonger.plan import Plan
 from memonger.plan_file import KEY
-from memonger.planner.search_plan import device_of, search_plan
+from memonger.planner.job import device_of
+from memonger.planner.search_plan import search_plan
 from memonger.runtime.process_memory import available_memory
 from memonger.serving.package import FLEETS, Package, ServedModel, check_ranges
 from memonger.shapes.ranges import described

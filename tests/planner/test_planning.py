@@ -14,7 +14,8 @@ import pytest
 import memonger
 import models
 from memonger.errors import BudgetError, PlanError
-from memonger.planner.search_plan import decided, finish, prepare
+from memonger.planner.job import decided, finish
+from memonger.planner.search_plan import prepare
 from tests.support.planning_models import LOSS, chain, network, plan
 
 EFFORT = 1000

@@ -18,6 +18,7 @@ from memonger.graph.weight_window import weight_reads
 from memonger.report.memory_count import count_plan
 from memonger.report.summary import plan_figures, window_line
 from memonger.runtime.state_file import APART
+from memonger.schedule.solution import total_bytes
 from tests.support.mapped_files import resident_state
 from tests.support.networks import model_of
 from tests.support.stock import normal
@@ -100,18 +101,19 @@ def test_a_budget_below_what_persists_counts_what_is_in_memory(
 
 def test_a_window_that_grows_is_searched_for_again_with_as_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed again reads its weights again, next to others: only a whole plan knows its window."""
-    planning, asked = sys.modules["memonger.planner.search_plan"], list[int]()
-    finish = planning.finish  # type: ignore[attr-defined]
+    attempts, asked = sys.modules["memonger.planner.attempts"], list[int]()
+    finish = attempts.finish  # type: ignore[attr-defined]
 
     def grown(job: Any, solution: Any, begin: float) -> memonger.Plan:
         if job.request.budget is not None:
             asked.append(job.request.base)
         if len(asked) < 2:
-            raise memonger.BudgetError(job.options.budget_bytes, job.options.budget_bytes + 4096, 0)
+            budget = job.options.budget_bytes  # below what this takes with a window of a page more than was counted
+            raise memonger.BudgetError(budget, total_bytes(job.request, solution) + 4096, 0)
         plan: memonger.Plan = finish(job, solution, begin)
         return plan
 
-    monkeypatch.setattr(planning, "finish", grown)
+    monkeypatch.setattr(attempts, "finish", grown)
     plan = _plan(MOMENTS)
     assert asked[1] == asked[0] + 4096
     assert plan.budget is not None

@@ -181,6 +181,13 @@ def test_a_strangers_window_leaves_no_value_out(planned: Path, window: str | Non
         memonger.Plan.load(planned)
 
 
+def test_a_budget_above_one_that_holds_is_held_by_a_window_that_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first schedule that is found for 19 MiB reads a parameter again beside others: its window has 1 MiB more."""
+    monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    for mib in (17, 18, 19, 20):
+        assert _plan(mib * MIB).total_bytes <= mib * MIB
+
+
 @pytest.mark.usefixtures("_fast")
 def test_what_nothing_else_holds_is_held_and_a_refusal_names_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(memonger.BudgetError) as refused:

@@ -1,0 +1,191 @@
+"""What a budget is searched with, in turn, until a plan holds it: `within`.
+
+First the job as it is; then with a part of its weights, and of what training updates, in a file; then with values of a
+step in one as well, where that is estimated to take fewer seconds or nothing else holds (`memonger.planner.waiting`).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+
+from memonger.errors import BudgetError
+from memonger.graph.weight_window import largest_at_once, weight_reads, why_kept
+from memonger.ir.save import MAPPED_LIMIT
+from memonger.plan import Plan
+from memonger.planner.job import Job, decided, finish
+from memonger.runtime.packing import packs_here
+from memonger.schedule.solution import total_bytes
+
+WINDOWS = 3
+"""Searches with a part of the weights in a file, each for as many bytes fewer as the window of the one before grew."""
+
+
+def within(job: Job, begin: float) -> tuple[Job, Plan]:
+    """A plan that holds the job's budget, where there is one.
+
+    Args:
+        job: The job, with all weights in memory.
+        begin: When planning began (`time.perf_counter`).
+
+    Raises:
+        BudgetError: none does. It names the smallest budget that some attempt found to work.
+    """
+    refusals, known = list[BudgetError](), list[BudgetError]()
+    found = _fastest(job, begin, refusals)
+    if found is not None:
+        return found
+    has_files, waits, floor = with_window(job) is not None, may_wait(job), least(job)
+    if has_files or waits:  # what is found for the least bytes is the same whatever the budget
+        found = _fastest(job.at(floor), begin, known)
+    bound = min(error.lower_bound for error in (*refusals, *known))
+    if has_files:  # in another order two weights that follow each other may take less
+        reads = weight_reads(job.lowered.model, job.request.graph)
+        bound += max(read.resident for read in reads) - largest_at_once(reads)
+    named, budget = floor, refusals[0].budget
+    tried = sorted({error.smallest for error in known or refusals} | {refusals[0].smallest})
+    for named in () if found is not None else tried:  # read in another order weights may need a larger window
+        if named == tried[-1] and named > budget:
+            break
+        found = _fastest(job.at(named), begin, [])
+        if found is not None:
+            break
+    if found is not None and found[1].total_bytes <= budget:
+        return found[0], dataclasses.replace(found[1], budget=budget)
+    hint = next((error.hint for error in refusals if error.hint), "")
+    if job.mode == "inference" and packs_here(job.lowered.stamp):
+        hint += why_kept(job.lowered.model)
+    raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
+
+
+def least(job: Job) -> int:
+    """Bytes of all that is no value of the job, with as few of its weights in memory as there can be in any order."""
+    if with_window(job) is None:
+        return job.request.base
+    reads = weight_reads(job.lowered.model, job.request.graph)
+    return job.request.base + sum(read.own - read.nbytes for read in reads) + max(read.resident for read in reads)
+
+
+def may_wait(job: Job) -> bool:
+    """Whether plans of the job are among the attempts that leave values of a step in a file."""
+    return next(_with_values(job, None), None) is not None
+
+
+def _fastest(job: Job, begin: float, refusals: list[BudgetError]) -> tuple[Job, Plan] | None:
+    """Of the plans that hold the budget the one that is estimated to take the fewest seconds; None: none does."""
+    found = _first(attempts(job), begin, refusals)
+    if job.mode != "training" or job.request.budget is None:
+        return found
+    from memonger.planner import waiting  # here: without a budget for a step none of it is needed
+
+    usual = None if found is None else waiting.seconds_of(job.request, found[1])
+    best = math.inf if usual is None else usual
+    for group in _with_values(job, usual):
+        other = _first(group, begin, refusals)
+        if other is not None and other[1].values_in_file:
+            made, plan = other
+            if (seconds := waiting.seconds_of(job.request, plan)) < best:
+                said = waiting.note(job.request, plan, usual)
+                found, best = (made, dataclasses.replace(plan, notes=(*plan.notes, said))), seconds
+    return found
+
+
+def _first(jobs: Iterable[Job], begin: float, refusals: list[BudgetError]) -> tuple[Job, Plan] | None:
+    """The first that holds the budget; what the others say is added to ``refusals``.
+
+    Only a whole plan knows its window: what is computed again reads weights again, next to others. Where it is larger
+    than was counted, a schedule is searched that takes as many bytes fewer.
+    """
+    for job in jobs:
+        for _ in range(WINDOWS if job.has_window else 1):
+            job.report_progress("search")
+            try:
+                made, solution = decided(job if job.request.budget is None and not job.has_window else job.copy())
+            except BudgetError as error:
+                refusals.append(error)
+                break
+            counted = total_bytes(made.request, solution)
+            job.report_progress("verify")
+            try:
+                return made, finish(made, solution, begin)
+            except BudgetError as error:
+                refusals.append(error)
+                base = job.request.base + error.smallest - counted
+                if job.request.budget is None or not job.request.base < base < job.request.budget:
+                    break
+                job = dataclasses.replace(job, request=dataclasses.replace(job.request, base=base))
+    return None
+
+
+def attempts(job: Job) -> Iterator[Job]:
+    """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
+
+    With all else as large as it is without a budget more of the weights are left there, and with all else as small as
+    the budget makes it fewer: the first computes nothing again but what is computed again anyway. What a training step
+    computes again reads its weights again, next to any other: last there is room for the two largest.
+    """
+    budget = job.request.budget
+    in_file = None if budget is None else with_window(job)
+    if budget is None or in_file is None:
+        yield job
+        return
+    if job.request.base < budget:
+        yield job
+    usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
+    yield dataclasses.replace(in_file, request=dataclasses.replace(in_file.request, budget=None), strategy=usual)
+    yield in_file
+    roomy = with_window(job, any_order=True) if job.mode == "training" else None
+    if roomy is not None and roomy.request.base > in_file.request.base:
+        yield roomy
+
+
+def _with_values(job: Job, usual: float | None) -> Iterator[Iterator[Job]]:
+    """Attempts with values of a step in a file, of each choice of these in turn: with all weights in memory; where no
+    other plan holds, with as few of them as there can be.
+
+    Args:
+        job: The job, with all values in memory.
+        usual: Estimated seconds of a plan that leaves no value in a file; None: none holds the budget.
+    """
+    measured, options = job.lowered.calibration, job.options
+    is_timed = measured is not None and bool(measured.seconds) and packs_here(job.lowered.stamp)
+    is_plain = options.buckets is None and options.axis_and_chunks is None and not job.ranges
+    if job.mode != "training" or job.request.budget is None or not (is_timed and is_plain):
+        return
+    if usual is not None and (usual <= 0 or options.time_limit is not None):
+        return
+    from memonger.planner import waiting  # here: without a budget for a step none of it is needed
+
+    def with_some(nodes: frozenset[str]) -> Iterator[Job]:
+        lowered, request = waiting.marked(job.lowered, job.request, job.device, nodes)
+        whole = dataclasses.replace(options, chunks="off")
+        apart = dataclasses.replace(job, lowered=lowered, request=request, options=whole, has_window=True)
+        yield apart
+        if usual is None:
+            unwindowed = dataclasses.replace(apart, request=dataclasses.replace(request, base=job.request.base))
+            yield from filter(None, [with_window(unwindowed)])
+
+    yield from map(with_some, waiting.choices(job.request, usual))
+
+
+def with_window(job: Job, *, any_order: bool = False) -> Job | None:
+    """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
+
+    That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
+    stay there that are frozen; what it updates stays in a file of the session's.
+
+    Args:
+        job: The job, with all weights in memory.
+        any_order: Whether a training step has room for its two largest, whichever come next to each other.
+    """
+    model, request = job.lowered.model, job.request
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    if not packs_here(job.lowered.stamp) or sum(one.nbytes for one in tensors if one is not None) < MAPPED_LIMIT:
+        return None
+    reads = weight_reads(model, request.graph)
+    if not reads:
+        return None
+    window = largest_at_once(reads)
+    if any_order and job.mode == "training":
+        window = max(window, sum(sorted(read.resident for read in reads)[-2:]))
+    base = request.base + sum(read.own - read.nbytes for read in reads) + window
+    return dataclasses.replace(job, has_window=True, request=dataclasses.replace(request, base=base))

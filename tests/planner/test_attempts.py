@@ -1,0 +1,60 @@
+"""What a budget is searched with: a budget above one that holds is held, whatever stays in files."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import memonger
+from memonger.options import Options
+from memonger.planner.attempts import within
+from memonger.planner.search_plan import prepare
+from memonger.runtime import disk
+from tests.support.networks import model_of
+from tests.support.stock import normal
+
+
+def _step(seed: int) -> memonger.Model:
+    """Products with activations behind them and sums around some, and their updates: weights of 0.2 to 7 MiB."""
+    drawn, nodes, weights, value = random.Random(seed), [], {}, "v0"
+    rows, widths = (
+        drawn.choice([256, 512, 1024]),
+        [drawn.choice([128, 256, 384, 512]) for _ in range(drawn.randint(3, 6))],
+    )
+    widths.append(widths[0])
+    latest = {widths[0]: value}
+    for n, (read, made) in enumerate(pairwise(widths)):
+        weights[f"w{n}"] = normal(n, read, made) / np.float32(read**0.5)
+        nodes.append(helper.make_node("MatMul", [value, f"w{n}"], [f"p{n}"]))
+        nodes.append(helper.make_node(drawn.choice(["Tanh", "Relu", "Sigmoid"]), [f"p{n}"], [f"t{n}"]))
+        value = f"t{n}"
+        if made in latest and drawn.random() < 0.6:
+            nodes.append(helper.make_node("Add", [value, latest[made]], [f"s{n}"]))
+            value = f"s{n}"
+        latest[made] = value
+    nodes.append(helper.make_node("Identity", [value], ["out"]))
+    model = model_of(nodes, {"v0": [rows, widths[0]]}, {"out": [rows, widths[-1]]}, **weights)
+    optimizer = drawn.choice([memonger.SGD(lr=0.01), memonger.AdamW(lr=0.01)])
+    return memonger.differentiate(model, loss="mean_squared_error", optimizer=optimizer)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("values_in_files", [True, False])
+def test_a_budget_above_one_that_holds_is_held(
+    seed: int, values_in_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not values_in_files:
+        monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    options = Options(mode="training", device="cpu", threads=1, effort=20, budget=1, chunks="off")
+    job = prepare(_step(seed), options)
+    with pytest.raises(memonger.BudgetError) as refused:
+        within(job.copy(), 0.0)
+    smallest, whole = refused.value.smallest, job.request.needed(range(len(job.request.graph.nodes)))
+    assert refused.value.lower_bound <= smallest <= whole
+    for number in range(9):
+        budget = smallest + (whole - smallest) * number // 8
+        _, plan = within(job.at(budget).copy(), 0.0)
+        assert plan.total_bytes <= budget
+        assert plan.budget == budget
