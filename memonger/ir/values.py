@@ -105,11 +105,10 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     bodies: list[ir.Graph] = []
     for attribute in node.attributes.values() if node.attributes else ():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
+        kind = attribute.type
+        if kind == ir.AttributeType.GRAPH and not attribute.is_ref():
             bodies.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        elif kind == ir.AttributeType.GRAPHS and not attribute.is_ref():
             bodies.extend(attribute.as_graphs())
     return bodies
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from memonger.graph.aliasing import windows
 from memonger.ir import training_roles
+from memonger.ir.emitter import as_attributes
 from memonger.ir.marks import AGAIN, CHUNK, STRIP, WINDOW, Chunk, chunk_of
 from memonger.ir.names import fresh
 from memonger.ir.parts import elements
@@ -98,7 +99,8 @@ class SliceWriter:
     ) -> None:
         """Add a node that cuts, joins or views."""
         name = self.fresh(f"{result.name}/{op}")
-        made = ir.node(op, inputs, attributes, outputs=[result], name=name, metadata_props={self.mark: "1"})
+        given = as_attributes(attributes)
+        made = ir.node(op, inputs, given, outputs=[result], name=name, metadata_props={self.mark: "1"})
         persists = op == "Slice" and inputs[0].name in self._persistent
         (self.early if persists and windows(made) else self.order).append(made)
 
@@ -437,7 +439,7 @@ class BandWriter:
                     outputs.append(writer.value(value, axis, (end - begin) * self.unit(value, axis), name))
             inputs, kind = told_shape(writer, node, inputs, static_shape(outputs[0]) or (), how.outputs.get(0))
             kept = [a for k, a in node.attributes.items() if k not in copy.attributes and not (adds and k == "beta")]
-            changed = ir.convenience.convert_attributes({k: v for k, v in copy.attributes.items() if v is not None})
+            changed = ir.convenience.convert_attributes(as_attributes(copy.attributes))
             marks = {**node.metadata_props, **({CHUNK: chunk} if chunk else {STRIP: f"{copy.rows[0]}.{copy.rows[1]}"})}
             if AGAIN in marks:
                 marks[AGAIN] += suffix
