@@ -61,7 +61,6 @@ from memonger.words import FILE, option, quoted
 if TYPE_CHECKING:
     import networkx
 
-
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
 
@@ -460,7 +459,7 @@ def _with_files(job: Job, whole: int, points: int, budgets: Sequence[int], begin
     found, floor, limit = list[Plan](), least(job), job.request.time_limit
 
     def at(budget: int) -> Plan:
-        return within(job.at(budget).copy(), begin)[1]
+        return within(job.at(budget), begin)[1]
 
     if with_window(job) is None and not may_wait(job.at(floor)):
         return found
@@ -481,6 +480,7 @@ def _with_files(job: Job, whole: int, points: int, budgets: Sequence[int], begin
 
 
 def _cost_of_files(plan: Plan) -> tuple[int, float]:
+    """What plans with something in files are compared by: bytes that a run moves, and what it computes again."""
     return plan.read_bytes + plan.written_bytes, plan.overhead
 
 
