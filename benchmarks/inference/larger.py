@@ -59,8 +59,10 @@ LONGEST = 240.0  # seconds of a process in a group: what takes longer thrashes
 
 TABLE = Table(
     "network<14", "what<30", "budget>8.0f", "kept>7.0f", "window>8.0f", "read>7.0f", "peak>8.0f", "held>8.0f",
-    "limit>8.0f", "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "words/s>8.2f", "busy>6.1f", "bits<9",
+    "limit>8.0f", "load>8.1f", "cold>8.2f", "warm>8.2f", "cached>8.2f", "busy>6.1f", "bits<9",
 )  # fmt: skip
+
+TOKENS = Table("network<14", "budget>9", "limit>8.0f", "planned>9.2f", "cached>9.2f", "stock>9.2f", "packing off>13.2f")
 
 
 def child(kind: str, path: str) -> None:
@@ -387,6 +389,31 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
                     figures = _figures(one[kind], row["stock"]["digest"])
                     yield TABLE.row(name, what, budget, *[None] * 3, *figures)
         yield ""
+    yield from decoder_lines(rows)
+
+
+def decoder_lines(rows: Mapping[str, Any]) -> Iterator[str]:
+    """What decoders say in a second at the same memory, by the rows of `lines`."""
+    decoders = {name: row for name, row in rows.items() if name != FLEET and row["stock"].get("words")}
+    if not decoders:
+        return
+    yield f"Tokens a second that a decoder says, one after the other ({WORDS}, and the prompt is read in their time),"
+    yield "in a control group of so many MiB (limit): planned for its budget; stock onnxruntime; stock without packing,"
+    yield "which has other bits. Cached: planned for the same budget, outside any group, its file in the system's cache"
+    yield TOKENS.heading
+
+    def rate(answer: Mapping[str, Any] | None) -> float | str | None:
+        return None if answer is None else answer.get("ended") or 1 / answer["warm"]
+
+    for name, row in decoders.items():
+        yield TOKENS.row(name, "no limit", *[None] * 3, rate(row["stock"]), rate(row["mapped"]))
+        for one in row.get("budgets", []):
+            if one.keys() >= {"planned", "free"}:
+                rates = [rate(one[kind]) for kind in ("planned", "free")] + [
+                    rate(one.get(k)) for k in ("stock", "mapped")
+                ]
+                yield TOKENS.row(name, f"{one['share']:.0%}", one["planned"].get("limit"), *rates)
+    yield ""
 
 
 def fleet_lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -403,12 +430,10 @@ def fleet_lines(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _figures(answer: Mapping[str, Any], digest: str, cached: float | None = None) -> list[Any]:
     if "ended" in answer:
-        return [*[None] * 8, answer.get("busy"), answer["ended"]]
-    same, words = "same" if answer["digest"] == digest else "differ", None
-    if answer.get("words"):
-        words = 1 / answer["warm"]
+        return [*[None] * 7, answer.get("busy"), answer["ended"]]
+    same = "same" if answer["digest"] == digest else "differ"
     sizes = [answer["peak"], answer.get("held"), answer.get("limit")]
-    times = [answer["load"], answer["cold"], answer["warm"], cached, words]
+    times = [answer["load"], answer["cold"], answer["warm"], cached]
     return [*sizes, *times, answer.get("busy"), same]
 
 

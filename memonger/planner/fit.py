@@ -25,7 +25,7 @@ from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
-from memonger.planner.attempts import with_window
+from memonger.planner.attempts import least, may_wait, with_window, within
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
@@ -89,6 +89,8 @@ class Beyond:
             refused. What the inputs decide the size of isn't in it.
         whole_bound_bytes: No plan without chunks takes less; None if refused, or where no plan of the model can run in
             chunks, or none was to.
+        in_memory_bound_bytes: No plan that leaves neither weights nor what a training step updates or makes in files
+            takes less; None if refused, or where that says no more.
         run_time_bytes: Of ``total_bytes`` what the inputs decide, as a run showed it.
         reason: Why it is refused, in words.
     """
@@ -98,6 +100,7 @@ class Beyond:
     total_bytes: int | None = None
     lower_bound_bytes: int | None = None
     whole_bound_bytes: int | None = None
+    in_memory_bound_bytes: int | None = None
     run_time_bytes: int = 0
     reason: str = ""
 
@@ -229,14 +232,14 @@ class _Attempt:
         size: The size.
         total: Of the plan that fits, or the smallest found; None if the model can't have this size.
         bound: No plan takes less; None likewise.
-        made: The lowered model and its solution, where that fits and is still needed.
+        made: The lowered model and its solution, or a whole plan, where that fits and is still needed.
         beyond: What is known if no plan fits.
     """
 
     size: int
     total: int | None = None
     bound: int | None = None
-    made: tuple[Job, Solution] | None = None
+    made: tuple[Job, Solution] | Plan | None = None
     beyond: Beyond | None = None
 
 
@@ -249,7 +252,7 @@ class _SizeSearch:
         vary: The dimension's name.
         changes: What is done to the model before it is planned.
         options: The options of the plan.
-        has_window: Whether weights stay in the plan's file; without chunks, in which they are read in another order.
+        has_window: Whether weights stay in the plan's file.
     """
 
     def __init__(
@@ -276,6 +279,7 @@ class _SizeSearch:
         self.stock: tuple[int, int] | None = None  # a lowered size and what stock onnxruntime takes at it: inference
         self.orders: list[str] = []
         self.lowered: dict[int, Request] = {}
+        self.in_files: dict[int, tuple[int, bool]] = {}  # bytes that no window needs; whether values may be in a file
         self.between: Interpolation | None = None
         self.schedules: Schedules | None = None  # of the structure that is interpolated
         self.in_vain: set[int] = set()  # interpolated sizes for which a search found nothing
@@ -287,7 +291,7 @@ class _SizeSearch:
     def found(self, points: int) -> Fit:
         """Look for the largest size, and plan so many sizes up to it."""
         size, job = self._first()
-        in_chunks = self.options.chunks != "off" and not self.has_window and may_run_in_chunks(job)
+        in_chunks = self.options.chunks != "off" and may_run_in_chunks(job)
         if self.attempt(size, job).beyond is None:
             self._interpolate(size)
             self._close_in(size, MOST_BATCH + 1, self._estimate(size), self._reached)
@@ -305,11 +309,14 @@ class _SizeSearch:
         sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []
         frontier = tuple(filter(None, map(self._point, sizes)))
         if best is not None:
-            job, solution = self._cheapest(best)
-            bound = best.bound if not in_chunks else total_lower_bound(job.request, whole=False)
-            plan = finish(job, solution, self.begin)
+            made = self._cheapest(best)
+            plan, bound = made if isinstance(made, Plan) else finish(*made, self.begin), best.bound
+            if not isinstance(made, Plan):
+                bound = best.bound if not in_chunks else total_lower_bound(made[0].request, whole=False)
+                bound = None if bound is None else self._bound_with_files(low, made[0].request, bound)
             if plan.total_bytes > self.memory:
-                raise PlanError(f"{job.source.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
+                name = job.source.name
+                raise PlanError(f"{name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
         above = [each.beyond for each in self.attempts.values() if each.beyond and each.size > low]
         return Fit(
             memory=self.memory,
@@ -351,8 +358,18 @@ class _SizeSearch:
         job = prepare(source, options, times=True)
         if job.stock_bytes is not None and job.mode == "inference":
             self.stock = (size, job.stock_bytes)
-        job = (with_window(job, any_order=True) or job) if self.has_window else job
         return dataclasses.replace(job, request=self._reporting(job.request, size))
+
+    def asked(self, size: int, job: Job) -> Job:
+        """The job with a window where weights stay in the file; what that spares every plan of the size is noted."""
+        windowed = (with_window(job, any_order=True) or job) if self.has_window else job
+        self.in_files[size] = windowed.request.base - least(job), may_wait(job)
+        return windowed
+
+    def _bound_with_files(self, size: int, request: Request, bound: int) -> int:
+        """Bytes that every plan of a size takes, whatever stays in files, where those as requested take ``bound``."""
+        spared, values_wait = self.in_files[size]
+        return request.base - (request.run_time or 0) - spared if values_wait else bound - spared
 
     def _report_progress(self, what: str) -> None:
         if self.report is not None:
@@ -377,17 +394,17 @@ class _SizeSearch:
             assert complaint is not None
             raise complaint
         roles = training_roles.read(job.lowered.model, job.source.name)
-        weights, in_file = parameter_bytes(job.lowered.model, roles, job.device), with_window(job, any_order=True)
-        self.may_have_window = self.options.budget is not None and in_file is not None
-        if weights > self.memory and self.may_have_window and in_file is not None:
-            self.has_window, job = True, in_file
+        weights = parameter_bytes(job.lowered.model, roles, job.device)
+        self.may_have_window = self.options.budget is not None and with_window(job) is not None
+        if weights > self.memory and self.may_have_window:
+            self.has_window = True
         elif weights > self.memory:
             what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
             raise PlanError(
                 f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "
                 f"{in_full(self.memory)}: it fits at no {self.vary}."
             )
-        self.mode, self.smallest = job.mode, (size, job.request)
+        self.mode, self.smallest = job.mode, (size, self.asked(size, job).request)
         self.searches = self.searches and not job.request.recomputes_marked
         self.orders = orders_of(self.options.order, job.request.graph)
         return size, job
@@ -419,7 +436,7 @@ class _SizeSearch:
         size = first * 2
         while size <= max(_SAMPLED, 4 * first) and self.between is None and self._too_large_to_measure(size) is None:
             try:
-                self._learn(size, self.lower(size).request)
+                self._learn(size, self.asked(size, self.lower(size)).request)
             except (LoadError, PlanError):
                 return
             size *= 2
@@ -544,9 +561,10 @@ class _SizeSearch:
         reason = self._too_large_to_measure(size) if job is None else None
         if reason is None:
             try:
-                job = job or self.lower(size)
+                plain = job or self.lower(size)
+                job = self.asked(size, plain)
                 if self.whole is not None and size > self.whole:
-                    return self._in_chunks(size, job)
+                    return self._in_chunks(size, job, plain)
                 self._learn(size, job.request)
                 self._follow(size, job.request)
                 bound = self._bound(job.request)
@@ -558,24 +576,40 @@ class _SizeSearch:
                 reason = str(error)
         return _Attempt(size, beyond=Beyond(size, "refused", reason=reason))
 
-    def _in_chunks(self, size: int, job: Job) -> _Attempt:
-        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
+    def _in_chunks(self, size: int, job: Job, plain: Job) -> _Attempt:
+        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes.
+
+        Args:
+            size: The size.
+            job: What is asked of it.
+            plain: The same with all weights in memory, of which `within` leaves some in a file where there is a window.
+        """
         budget = self.memory if job.mode == "inference" else job.request.budget
-        request, made = dataclasses.replace(job.request, budget=budget), None
+        request = dataclasses.replace(job.request, budget=budget)
+        made: tuple[Job, Solution] | Plan | None = None
         try:
-            made = decided(dataclasses.replace(job, request=request))
-            total = total_bytes(made[0].request, made[1])
+            if self.has_window:
+                made = plan = within(plain, self.begin)[1]
+                total = plan.total_bytes
+            else:
+                made = found, solution = decided(dataclasses.replace(job, request=request))
+                total = total_bytes(found.request, solution)
         except BudgetError as error:
             total = error.smallest
         bound = total_lower_bound(request, whole=False)
         if total <= self.memory:
-            return _Attempt(size, total, bound, made)
+            return _Attempt(size, total, self._bound_with_files(size, request, bound), made)
         whole = max(bound, total_lower_bound(request, again=self.strategy != "none"))
         return self._beyond(size, request, total, bound, whole)
 
     def _beyond(self, size: int, request: Request, total: int, bound: int, whole: int | None) -> _Attempt:
-        status: Literal["proven", "open"] = "proven" if bound > self.memory else "open"
-        return _Attempt(size, total, bound, None, Beyond(size, status, total, bound, whole, request.run_time or 0))
+        in_files, in_memory = self._bound_with_files(size, request, bound), None
+        whole = None if whole is None else self._bound_with_files(size, request, whole)
+        if in_files < bound and not self.has_window:
+            in_memory = bound
+        status: Literal["proven", "open"] = "proven" if in_files > self.memory else "open"
+        beyond = Beyond(size, status, total, in_files, whole, in_memory, request.run_time or 0)
+        return _Attempt(size, total, in_files, None, beyond)
 
     def _follow(self, size: int, request: Request) -> None:
         """Where a size has another structure than what is interpolated, interpolate that, once."""
@@ -584,7 +618,7 @@ class _SizeSearch:
         self.followed = True
         for near in (size // 2, size * 3 // 4):
             if near > 0 and near not in self.lowered:
-                self._learn(near, self.lower(near).request)
+                self._learn(near, self.asked(near, self.lower(near)).request)
         if self.between.has(request.graph) and self.best is not None:
             self._estimate(self.best.size)
 
@@ -621,9 +655,11 @@ class _SizeSearch:
 
     # What is made of it
 
-    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution]:
+    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution] | Plan:
         """What was planned of a size that fits, or, where no chunks were looked for, the cheapest that is found."""
         assert attempt.made is not None
+        if isinstance(attempt.made, Plan):
+            return attempt.made
         job, solution = attempt.made
         is_whole = self.whole is None or attempt.size <= self.whole
         if self.searches and is_whole and solution.cost > math.fsum(job.request.graph.costs):
@@ -640,12 +676,17 @@ class _SizeSearch:
         attempt = self.attempt(size)
         if attempt.made is None:
             return None
-        job, solution = self._cheapest(attempt)
-        once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
-        cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
-        seconds = cost if calibration is not None and calibration.seconds is not None else None
+        made, seconds = self._cheapest(attempt), None
+        if isinstance(made, Plan):
+            total, overhead = made.total_bytes, made.overhead
+            seconds = math.fsum([*made.graph.costs, *(band.seconds for band in made.chunks)])
+        else:
+            job, solution = made
+            once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
+            if calibration is not None and calibration.seconds is not None:
+                seconds = solution.cost + math.fsum(band.seconds for band in job.chunks)
+            total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
         batch = size if self.dimension is None else self.options.batch
-        total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
         return SizePoint(size, total, overhead, seconds, batch / seconds if batch and seconds else None)
 
 

@@ -48,7 +48,7 @@ from memonger.plan import (
     state_bytes,
 )
 from memonger.planner import cache, networkx_graph
-from memonger.planner.attempts import within
+from memonger.planner.attempts import least, may_wait, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
@@ -60,7 +60,6 @@ from memonger.words import FILE, option, quoted
 
 if TYPE_CHECKING:
     import networkx
-
 
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
@@ -168,11 +167,13 @@ def pareto(
     chunks; the last takes the least memory that was found. The others are what `memonger.search_plan` gives without a
     budget, and for budgets in between. The plan for a budget is the first that fits it: of two budgets the smaller
     never has the larger total, nor the cheaper plan. The extra cost is that of what is recomputed, and what more and
-    smaller nodes are estimated to take (`memonger.Plan.chunks`).
+    smaller nodes are estimated to take (`memonger.Plan.chunks`). Behind these stand, where there are any, plans for
+    smaller budgets, which leave weights, or what a training step updates or makes, in files (`memonger.Plan.window`).
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
-        points: How many budgets are tried, between the total with nothing recomputed and the smallest one found.
+        points: How many budgets are tried, between the total with nothing recomputed and the smallest one found that
+            leaves nothing in files; below that half as many.
         budgets: The budgets to try instead, as `memonger.search_plan` takes one; ``budget`` is one of them.
         options: A record of options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options`. A strategy has to be one that takes a budget.
@@ -202,7 +203,8 @@ def pareto(
 
         made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
     report_progress("verify")
-    return tuple(finish(*one, begin) for one in made)
+    plans, job = [finish(*one, begin) for one in made], dataclasses.replace(job, strategy=strategy)
+    return (*plans, *_with_files(job, plans[-1].total_bytes, points, sizes, begin))
 
 
 @takes_options(device="none", mode="training")
@@ -449,6 +451,37 @@ def _frontier(
             total = total_bytes(made[-1][0].request, made[-1][1])
             report_progress(f"search: found point {number + 1} of {len(tried)}: {format_size(total)} in total")
     return undominated(made, _figures)
+
+
+def _with_files(job: Job, whole: int, points: int, budgets: Sequence[int], begin: float) -> list[Plan]:
+    """Plans for budgets below ``whole`` that leave something in files, by falling total. Of two plans the smaller moves
+    more bytes, or computes more again."""
+    found, floor, limit = list[Plan](), least(job), job.request.time_limit
+
+    def at(budget: int) -> Plan:
+        return within(job.at(budget), begin)[1]
+
+    if with_window(job) is None and not may_wait(job.at(floor)):
+        return found
+    try:
+        lowest = at(floor).total_bytes
+    except BudgetError as error:
+        lowest = error.smallest
+    half = -(-points // 2)
+    evenly = [lowest + (whole - 1 - lowest) * point // half for point in range(half)] if lowest < whole else []
+    for budget in sorted((each for each in budgets or evenly if each < whole), reverse=True):
+        if limit is not None and time.perf_counter() - begin > limit:
+            break
+        with suppress(BudgetError):
+            plan = at(budget)
+            if plan.window is not None and plan.total_bytes < min([whole, *(each.total_bytes for each in found)]):
+                found = [each for each in found if _cost_of_files(each) < _cost_of_files(plan)] + [plan]
+    return found
+
+
+def _cost_of_files(plan: Plan) -> tuple[int, float]:
+    """What plans with something in files are compared by: bytes that a run moves, and what it computes again."""
+    return plan.read_bytes + plan.written_bytes, plan.overhead
 
 
 def _figures(one: tuple[Job, Solution]) -> tuple[int, float]:

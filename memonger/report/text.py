@@ -66,6 +66,7 @@ def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
     chunked = any(record["chunks"] for record in records)
+    windowed = any(record["window"] for record in records)
     names = (
         "total",
         "of the most",
@@ -73,6 +74,7 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
         "run again",
         "extra cost",
         *(("in chunks", "more time") if chunked else ()),
+        *(("from files a run",) if windowed else ()),
     )
     table = table_of("Memory against extra cost", *names, words=("in chunks",))
     most = max((record["total_bytes"] for record in records), default=0) or 1
@@ -82,6 +84,7 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
             format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
             format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
             *((slices_words(record["chunks"]), f"{more * 1e3:.2f} ms" if more else "") if chunked else ()),
+            *((format_size(record["window"]["read_bytes"]) if record["window"] else "",) if windowed else ()),
         )  # fmt: skip
     return table
 

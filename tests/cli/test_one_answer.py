@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from memonger.cli import commands, planning
 from memonger.units import format_size
+from tests.support.networks import model_of
 from tests.support.stock import normal
 
 BATCH = 4
@@ -120,6 +121,44 @@ def test_all_commands_give_one_answer(name: str, tmp_path: Path, monkeypatch: py
     without = _asked("fit", model, "--memory", memory, "--chunks", "off")
     assert without["size"] <= fitted["size"]
     assert without["bound_holds_for"] == ["--chunks off"]
+
+
+def test_weights_in_files_are_in_every_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six products of 512 x 512, 6 MiB of weights: budgets below that hold, and no command calls them impossible."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(planning, "Options", partial(planning.Options, effort=EFFORT))
+    nodes = [onnx.helper.make_node("MatMul", [f"v{n}", f"w{n}"], [f"v{n + 1}"]) for n in range(6)]
+    weights = {f"w{n}": normal(n, 512, 512) for n in range(6)}
+    onnx.save(model_of(nodes, {"v0": ["n", 512]}, {"v6": ["n", 512]}, **weights), tmp_path / "products.onnx")
+    words, weight_bytes = (tmp_path / "products.onnx", "--mode", "inference"), 6 << 20
+
+    points = _asked("pareto", *words, "--batch", BATCH, "--points", 4)
+    below = [point for point in points if point["total_bytes"] < weight_bytes]
+    assert len(below) >= 2
+    assert all(point["window"] for point in below)
+    assert [point["total_bytes"] for point in points] == sorted((p["total_bytes"] for p in points), reverse=True)
+    for point in below:
+        held = _asked("plan", *words, "--batch", BATCH, "--budget", point["total_bytes"])
+        assert held["total_bytes"] <= point["total_bytes"]
+    shown = CliRunner().invoke(commands.main, ["pareto", *map(str, words), "--batch", str(BATCH), "--quiet"]).stdout
+    assert "files" in shown
+
+    for memory, in_files in ((weight_bytes // 2, True), (weight_bytes + (1 << 20), False)):
+        for chunks in ("auto", "off"):
+            asked = (*words, "--chunks", chunks)
+            fitted = _asked("fit", *asked, "--memory", memory)
+            assert bool(fitted["plan"]["window"]) == in_files
+            held = _asked("plan", *asked, "--batch", fitted["size"], "--budget", memory)
+            assert held["total_bytes"] <= memory
+            beyond = fitted["beyond"]
+            assert fitted["lower_bound_bytes"] <= fitted["total_bytes"]
+            larger = ("--batch", beyond["size"], "--budget", memory)
+            if beyond["status"] == "proven":
+                _asked("plan", *asked, *larger, status=1)
+            elif not in_files:  # with weights in its file that size fits, which with all in memory doesn't
+                held = _asked("plan", *asked, *larger)
+                assert beyond["lower_bound_bytes"] <= held["total_bytes"] <= memory
+                assert held["total_bytes"] < beyond["in_memory_bound_bytes"] <= beyond["total_bytes"]
 
 
 def test_an_export_without_chunks_says_what_they_would_take(tmp_path: Path) -> None:

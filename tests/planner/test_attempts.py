@@ -9,9 +9,12 @@ from onnx import helper
 
 import memonger
 from memonger.options import Options
+from memonger.planner import attempts
 from memonger.planner.attempts import within
+from memonger.planner.job import Job, decided
 from memonger.planner.search_plan import prepare
 from memonger.runtime import disk
+from memonger.schedule.solution import Solution
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -40,6 +43,10 @@ def _step(seed: int) -> memonger.Model:
     return memonger.differentiate(model, loss="mean_squared_error", optimizer=optimizer)
 
 
+def _job(seed: int) -> Job:
+    return prepare(_step(seed), Options(mode="training", device="cpu", threads=1, effort=20, budget=1, chunks="off"))
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("values_in_files", [True, False])
 def test_a_budget_above_one_that_holds_is_held(
@@ -47,8 +54,7 @@ def test_a_budget_above_one_that_holds_is_held(
 ) -> None:
     if not values_in_files:
         monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
-    options = Options(mode="training", device="cpu", threads=1, effort=20, budget=1, chunks="off")
-    job = prepare(_step(seed), options)
+    job = _job(seed)
     with pytest.raises(memonger.BudgetError) as refused:
         within(job.copy(), 0.0)
     smallest, whole = refused.value.smallest, job.request.needed(range(len(job.request.graph.nodes)))
@@ -58,3 +64,23 @@ def test_a_budget_above_one_that_holds_is_held(
         _, plan = within(job.at(budget).copy(), 0.0)
         assert plan.total_bytes <= budget
         assert plan.budget == budget
+
+
+def test_a_refusal_is_said_after_what_holds_less_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for a budget may fail where one for less doesn't: it takes steps that lead nowhere."""
+    monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    job = _job(3)
+    with pytest.raises(memonger.BudgetError) as refused:
+        within(job.copy(), 0.0)
+    smallest = refused.value.smallest
+    budget = smallest + 4096
+
+    def failing(asked: Job) -> tuple[Job, Solution]:
+        if asked.request.budget in (budget, None):
+            raise memonger.BudgetError(budget, 2 * budget, 0)
+        return decided(asked)
+
+    monkeypatch.setattr(attempts, "decided", failing)
+    _, plan = within(job.at(budget).copy(), 0.0)
+    assert plan.total_bytes <= smallest
+    assert plan.budget == budget
