@@ -5,6 +5,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-pytest.importorskip("transformers")
+if find_spec("transformers") is None:  # importing it takes a process half a second, of tests that never need it, too
+    pytest.skip("needs transformers", allow_module_level=True)
 
 from benchmarks.training import peers  # noqa: E402
 from benchmarks.training.side_by_side import contestants, cores, devices, networks, results, rows, turns  # noqa: E402

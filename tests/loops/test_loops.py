@@ -161,6 +161,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(search, "NOISE", 100.0)
     monkeypatch.setattr(search, "TURNS", 1)
     monkeypatch.setattr(search, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(search, "TRIED", 3)
     model = _network("n", 16, 64)
     nodes = list(model.graph.node)
     del model.graph.node[:]

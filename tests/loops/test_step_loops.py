@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.errors import PlanError
 from memonger.ir.values import graphs
+from memonger.loops import search
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.model.load import load
 from memonger.tiling.axes import Axes, slicing
@@ -68,7 +69,9 @@ def test_a_loss_over_many_words_runs_in_a_loop_with_the_same_bits() -> None:
     assert after.run_bytes < 0.3 * before.run_bytes
 
 
-def test_a_measured_step_has_its_loop(tmp_path: Path) -> None:
+def test_a_measured_step_has_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NOISE": 100.0, "TURNS": 1, "TURN_SECONDS": 0.0, "TRIED": 2}.items():  # memory alone decides
+        monkeypatch.setattr(search, name, value)
     path = tmp_path / "step.onnx"
     onnx.save(_step(), path)
     made = memonger.shrink(path, max_overhead=20.0)

@@ -20,8 +20,8 @@ from tests.support.networks import model_of
 from tests.support.stock import normal
 
 MIB = 1 << 20
-WIDTH, ROWS, LAYERS = 512, 1024, 6  # each value has 2 MiB, parameters have 6
-BUDGET = "22MiB"
+WIDTH, ROWS, LAYERS = 512, 512, 6  # each value has 1 MiB, parameters have 6
+BUDGET = "15MiB"
 
 
 def _model() -> onnx.ModelProto:
@@ -134,7 +134,7 @@ def test_micro_batches_wait_in_one_file() -> None:
         assert all(bool(one.values_in_file) is (budget is not None) for one in (first, other))
         return memonger.TrainingSession(first, accumulation=other)
 
-    usual, small = session(None), session("28MiB")
+    usual, small = session(None), session("22MiB")
     feeds = _feeds(usual)
     second = {**feeds, "v0": normal(9, ROWS, WIDTH)}
     for batches in ([feeds, second, feeds], [second]):
@@ -191,12 +191,12 @@ def test_a_budget_above_one_that_holds_is_held_by_a_window_that_grew(monkeypatch
 @pytest.mark.usefixtures("_fast")
 def test_what_nothing_else_holds_is_held_and_a_refusal_names_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(memonger.BudgetError) as refused:
-        _plan("11MiB")
+        _plan("9MiB")
     smallest = refused.value.smallest
     assert refused.value.lower_bound <= smallest
     plan = _plan(smallest)
     assert plan.total_bytes <= smallest
     monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
     with pytest.raises(memonger.BudgetError) as without:
-        _plan("11MiB")
+        _plan("9MiB")
     assert without.value.smallest >= smallest

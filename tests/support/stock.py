@@ -1,6 +1,7 @@
 """Plans run beside stock onnxruntime: the helper that tests of single models share."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,12 @@ def parse(text: str, opset: int = 17, ir_version: int = 8) -> onnx.ModelProto:
 
 def normal(seed: int, *dims: int) -> np.ndarray:
     """Normal numbers as float32."""
+    return _drawn(seed, dims).copy()
+
+
+@lru_cache(32)
+def _drawn(seed: int, dims: tuple[int, ...]) -> np.ndarray:
+    """Tests make their models anew from the same weights; drawing takes two hundred times as long as copying."""
     return np.random.default_rng(seed).standard_normal(dims).astype(np.float32)
 
 
