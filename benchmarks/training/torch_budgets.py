@@ -259,7 +259,7 @@ def shown(name: str, row: dict[str, Any], once: float) -> str:
     planned = row["planned"] / MiB if "planned" in row else None
     return TABLE.row(
         name, row["step"], None if asked is None else asked / MiB, planned, row["measured"] / MiB,
-        row["seconds"] / once, row["error"] or "none", row.get("planning"),
+        row["seconds"] / once, "none" if row["error"] == 0 else row["error"], row.get("planning"),
     )  # fmt: skip
 
 
