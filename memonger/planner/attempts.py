@@ -12,7 +12,7 @@ from memonger.errors import BudgetError
 from memonger.graph.weight_window import largest_at_once, weight_reads, why_kept
 from memonger.ir.save import MAPPED_LIMIT
 from memonger.plan import Plan
-from memonger.planner.job import Job, decided, finish
+from memonger.planner.job import Job, decided, finish, may_run_in_chunks, with_search
 from memonger.runtime.packing import packs_here
 from memonger.schedule.solution import total_bytes
 
@@ -30,6 +30,8 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     Raises:
         BudgetError: none does. It names the smallest budget that some attempt found to work.
     """
+    if job.mode == "inference" and job.options.chunks != "off" and may_run_in_chunks(job):
+        job = with_search(job)
     refusals, known = list[BudgetError](), list[BudgetError]()
     found = _fastest(job, begin, refusals)
     if found is not None:

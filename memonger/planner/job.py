@@ -54,7 +54,7 @@ class Job:
         ranges: See there.
         solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
             a training step what is left to do.
-        search: What has looked for chunks; None: nothing has.
+        search: What looks for chunks of this model, whatever the budget; None: nothing does yet.
         has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs. The base of
             the request has as few of them as there can be in memory.
     """
@@ -142,19 +142,31 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
         except BudgetError as error:
             raise _explained(job, error) from error
     else:
-        strategy = job.strategy if job.mode == "training" else "none"
-        plain = job.solution or decide(dataclasses.replace(request, budget=None), strategy, options.order)
-        search = job.search or chunking.ChunkSearch(
-            lowered, request, options, device, job.source.batch, plain, job.ranges
-        )
-        job, candidate = dataclasses.replace(job, search=search), search.chosen() or plain
+        job = job if job.search is not None else with_search(job)
+        assert job.search is not None
+        room = None if request.budget is None else request.budget - request.base
+        candidate = job.search.chosen(room) or job.search.plain
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
+    base, made = candidate.request.base, candidate.lowered
+    if job.search is not None:  # others may be given the same candidate
+        base += request.base - job.search.base
+        made = dataclasses.replace(made, model=made.model.clone())
     return dataclasses.replace(
-        job, lowered=candidate.lowered, request=dataclasses.replace(candidate.request, budget=request.budget),
+        job, lowered=made, request=dataclasses.replace(candidate.request, budget=request.budget, base=base),
         options=dataclasses.replace(options, order="file"), notes=(*job.notes, *candidate.notes),
         chunks=candidate.described(), solution=candidate.solution,
     )  # fmt: skip
+
+
+def with_search(job: Job) -> Job:
+    """The job with what looks for chunks of it: jobs that are made of this one look at each candidate once together."""
+    strategy = job.strategy if job.mode == "training" else "none"
+    plain = job.solution or decide(dataclasses.replace(job.request, budget=None), strategy, job.options.order)
+    search = chunking.ChunkSearch(
+        job.lowered, job.request, job.options, job.device, job.source.batch, plain, job.ranges
+    )
+    return dataclasses.replace(job, search=search)
 
 
 def solve(job: Job) -> Solution:

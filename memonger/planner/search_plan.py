@@ -523,7 +523,7 @@ def _within_overhead(job: Job, made: Job, plan: Plan, begin: float) -> Plan:
             assert made.search is not None
             made.search.most_copies = copies // 2
             made, solution = decided(dataclasses.replace(job.copy(), search=made.search))
-            if not made.chunks or made.lowered.model is plan.model:
+            if made.chunks in ((), plan.chunks):
                 break
             plan = finish(made, solution, begin)
         report_progress("compare")

@@ -89,7 +89,7 @@ class ChunkSearch:
 
     Args:
         lowered: The model, which can run in chunks: see `why_not`.
-        request: What is asked of it.
+        request: What is asked of it; its budget counts in `chosen` alone.
         options: `Options.chunks` and `Options.max_overhead`.
         device: The plan's.
         batch: Size of the inputs' first dimension, where it is known to be the batch.
@@ -97,6 +97,8 @@ class ChunkSearch:
         ranges: Dimensions with a range of sizes, of which the model has the largest.
 
     Attributes:
+        plain: As given.
+        base: Bytes of all that is no value, as the request has it, and those of candidates.
         most_copies: How many copies of nodes chunks may make; to ask for fewer costs little once all were looked for.
     """
 
@@ -105,9 +107,12 @@ class ChunkSearch:
         ranges: Mapping[str, DimRange] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.options, self.batch, self.most_copies = options, batch, MOST_NODES
+        self.plain, self.base = plain, request.base
         self._given = ToSlice(lowered, request, plain, device, cores_of(options.threads), {}, None, ranges)
         self._refused, self._refused_rows, self._most = dict[str, str](), dict[str, int](), math.inf
         self._known: dict[Any, list[Candidates]] = {}
+        self._smallest: tuple[float, InSlices | None] | None = None
+        """Bytes that nothing fits in, and what is smallest then."""
         self._stages: dict[frozenset[str], list[StageSearch]] = {}
         self._rows: dict[Candidate | None, RowSearch] = {}
 
@@ -129,15 +134,17 @@ class ChunkSearch:
     def _check(self) -> SliceCheck:
         return SliceCheck(self.options.threads, self._given.lowered.spent)
 
-    def chosen(self) -> InSlices | None:
+    def chosen(self, room: int | None) -> InSlices | None:
         """The model in the slices that the options ask for; None where it stays as it is.
+
+        Args:
+            room: Bytes that a budget leaves for values; None: there is no budget.
 
         Raises:
             PlanError: a number of chunks is asked for that can't be.
         """
-        given, is_asked = self._given, self.options.axis_and_chunks is not None
-        room = None if given.request.budget is None else given.request.budget - given.request.base
-        if not is_asked and given.plain.total_bytes <= (SMALL if room is None else room):
+        is_asked = self.options.axis_and_chunks is not None
+        if not is_asked and self.plain.total_bytes <= (SMALL if room is None else room):
             return None
         if is_asked:
             return self.within(math.inf if room is None else float(room))
@@ -145,13 +152,18 @@ class ChunkSearch:
 
     def within(self, room: float) -> InSlices | None:
         """The cheapest candidate within so many bytes, or the smallest; or the one that was asked for."""
-        self._refused, self._refused_rows, self._most, candidate = {}, {}, math.inf, None
+        if self._smallest is not None and room <= self._smallest[0]:
+            return self._smallest[1]
+        self._refused, self._refused_rows, self._most, candidate, left = {}, {}, math.inf, None, room
         plain = math.inf if self.options.axis_and_chunks is not None else self.job.plain.total_bytes
         for _ in range(ROUNDS[0]):
-            candidate = self._same_bits(partial(_cheapest, room, plain))
-            if candidate is None or not 0 <= room < candidate.total or self.options.axis_and_chunks is not None:
+            candidate = self._same_bits(partial(_cheapest, left, plain))
+            if candidate is None or not 0 <= left < candidate.total or self.options.axis_and_chunks is not None:
                 break
-            room -= candidate.total - room  # the workspace was more than estimated
+            left -= candidate.total - left  # the workspace was more than estimated
+        if candidate is None or candidate.total > room:
+            needed = (one.needed for along in self._known[self._key] for one in along)
+            self._smallest = max(room, min(needed, default=math.inf) / UNSURE - 1), candidate
         return candidate
 
     def at_most(self, room: float) -> InSlices | None:
@@ -179,10 +191,9 @@ class ChunkSearch:
         """The candidate that is picked; where some nodes give other bits, and mayn't, one that leaves them whole."""
         for number in range(ROUNDS[1]):
             # Candidates along each axis
-            key = frozenset(self._refused), frozenset(self._refused_rows.items()), self._most, self.most_copies
-            if key not in self._known:
-                self._known[key] = self._found()
-            candidate = pick(self._known[key])
+            if self._key not in self._known:
+                self._known[self._key] = self._found()
+            candidate = pick(self._known[self._key])
             if candidate is None:
                 return None
             if self.job.ranges and (uneven := candidate.uneven(self.job.ranges)):
@@ -206,6 +217,11 @@ class ChunkSearch:
             others = (name for name in checked.different if name not in rows)
             self._refused |= dict.fromkeys(others, ROUNDED)
         return None
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """What candidates depend on."""
+        return frozenset(self._refused), frozenset(self._refused_rows.items()), self._most, self.most_copies
 
     def _found(self) -> list[Candidates]:
         """Candidates along each axis; of those along rows once more for each element of the batch."""
