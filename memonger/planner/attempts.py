@@ -37,7 +37,9 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if found is not None:
         return found
     has_files, waits, floor = with_window(job) is not None, may_wait(job), least(job)
-    if has_files or waits:  # what is found for the least bytes is the same whatever the budget
+    if (has_files or waits) and refusals[
+        0
+    ].budget > floor:  # what is found for the least bytes is the same whatever the budget
         found = _fastest(job.at(floor), begin, known)
     bound = min(error.lower_bound for error in (*refusals, *known))
     if has_files:  # in another order two weights that follow each other may take less

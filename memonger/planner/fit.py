@@ -25,7 +25,7 @@ from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
-from memonger.planner.attempts import least, may_wait, with_window, within
+from memonger.planner.attempts import least, may_wait, with_window
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
@@ -232,14 +232,14 @@ class _Attempt:
         size: The size.
         total: Of the plan that fits, or the smallest found; None if the model can't have this size.
         bound: No plan takes less; None likewise.
-        made: The lowered model and its solution, or a whole plan, where that fits and is still needed.
+        made: The lowered model and its solution, where that fits and is still needed.
         beyond: What is known if no plan fits.
     """
 
     size: int
     total: int | None = None
     bound: int | None = None
-    made: tuple[Job, Solution] | Plan | None = None
+    made: tuple[Job, Solution] | None = None
     beyond: Beyond | None = None
 
 
@@ -252,7 +252,7 @@ class _SizeSearch:
         vary: The dimension's name.
         changes: What is done to the model before it is planned.
         options: The options of the plan.
-        has_window: Whether weights stay in the plan's file.
+        has_window: Whether weights stay in the plan's file; without chunks, in which they are read in another order.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class _SizeSearch:
         options: Options,
         has_window: bool = False,
     ) -> None:
-        self.has_window, self.may_have_window = has_window, False
+        self.has_window, self.may_have_window, self.may_chunk = has_window, False, False
         self.source, self.memory, self.vary, self.changes = source, memory, vary, changes
         self.begin, self.report = time.perf_counter(), options.progress
         self.dimension = _open_dimension(source, vary, options)
@@ -291,7 +291,8 @@ class _SizeSearch:
     def found(self, points: int) -> Fit:
         """Look for the largest size, and plan so many sizes up to it."""
         size, job = self._first()
-        in_chunks = self.options.chunks != "off" and may_run_in_chunks(job)
+        self.may_chunk = self.options.chunks != "off" and may_run_in_chunks(job)
+        in_chunks = self.may_chunk and not self.has_window
         if self.attempt(size, job).beyond is None:
             self._interpolate(size)
             self._close_in(size, MOST_BATCH + 1, self._estimate(size), self._reached)
@@ -309,11 +310,10 @@ class _SizeSearch:
         sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []
         frontier = tuple(filter(None, map(self._point, sizes)))
         if best is not None:
-            made = self._cheapest(best)
-            plan, bound = made if isinstance(made, Plan) else finish(*made, self.begin), best.bound
-            if not isinstance(made, Plan):
-                bound = best.bound if not in_chunks else total_lower_bound(made[0].request, whole=False)
-                bound = None if bound is None else self._bound_with_files(low, made[0].request, bound)
+            job, solution = self._cheapest(best)
+            bound = best.bound if not self.may_chunk else total_lower_bound(job.request, whole=False)
+            bound = None if bound is None else self._bound_with_files(low, job.request, bound)
+            plan = finish(job, solution, self.begin)
             if plan.total_bytes > self.memory:
                 name = job.source.name
                 raise PlanError(f"{name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
@@ -561,44 +561,34 @@ class _SizeSearch:
         reason = self._too_large_to_measure(size) if job is None else None
         if reason is None:
             try:
-                plain = job or self.lower(size)
-                job = self.asked(size, plain)
+                job = self.asked(size, job or self.lower(size))
                 if self.whole is not None and size > self.whole:
-                    return self._in_chunks(size, job, plain)
+                    return self._in_chunks(size, job)
                 self._learn(size, job.request)
                 self._follow(size, job.request)
                 bound = self._bound(job.request)
                 solution, total = self._solved(size, job.request, bound)
                 if solution is not None:
                     return _Attempt(size, total, bound, (job, solution))
+                if self.may_chunk and self.has_window:
+                    return self._beyond(size, job.request, total, total_lower_bound(job.request, whole=False), bound)
                 return self._beyond(size, job.request, total, bound, None)
             except (LoadError, PlanError) as error:
                 reason = str(error)
         return _Attempt(size, beyond=Beyond(size, "refused", reason=reason))
 
-    def _in_chunks(self, size: int, job: Job, plain: Job) -> _Attempt:
-        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes.
-
-        Args:
-            size: The size.
-            job: What is asked of it.
-            plain: The same with all weights in memory, of which `within` leaves some in a file where there is a window.
-        """
+    def _in_chunks(self, size: int, job: Job) -> _Attempt:
+        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
         budget = self.memory if job.mode == "inference" else job.request.budget
-        request = dataclasses.replace(job.request, budget=budget)
-        made: tuple[Job, Solution] | Plan | None = None
+        request, made = dataclasses.replace(job.request, budget=budget), None
         try:
-            if self.has_window:
-                made = plan = within(plain, self.begin)[1]
-                total = plan.total_bytes
-            else:
-                made = found, solution = decided(dataclasses.replace(job, request=request))
-                total = total_bytes(found.request, solution)
+            made = decided(dataclasses.replace(job, request=request))
+            total = total_bytes(made[0].request, made[1])
         except BudgetError as error:
             total = error.smallest
         bound = total_lower_bound(request, whole=False)
         if total <= self.memory:
-            return _Attempt(size, total, self._bound_with_files(size, request, bound), made)
+            return _Attempt(size, total, bound, made)
         whole = max(bound, total_lower_bound(request, again=self.strategy != "none"))
         return self._beyond(size, request, total, bound, whole)
 
@@ -655,11 +645,9 @@ class _SizeSearch:
 
     # What is made of it
 
-    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution] | Plan:
+    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution]:
         """What was planned of a size that fits, or, where no chunks were looked for, the cheapest that is found."""
         assert attempt.made is not None
-        if isinstance(attempt.made, Plan):
-            return attempt.made
         job, solution = attempt.made
         is_whole = self.whole is None or attempt.size <= self.whole
         if self.searches and is_whole and solution.cost > math.fsum(job.request.graph.costs):
@@ -676,16 +664,11 @@ class _SizeSearch:
         attempt = self.attempt(size)
         if attempt.made is None:
             return None
-        made, seconds = self._cheapest(attempt), None
-        if isinstance(made, Plan):
-            total, overhead = made.total_bytes, made.overhead
-            seconds = math.fsum([*made.graph.costs, *(band.seconds for band in made.chunks)])
-        else:
-            job, solution = made
-            once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
-            if calibration is not None and calibration.seconds is not None:
-                seconds = solution.cost + math.fsum(band.seconds for band in job.chunks)
-            total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
+        job, solution = self._cheapest(attempt)
+        once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
+        cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
+        seconds = cost if calibration is not None and calibration.seconds is not None else None
+        total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
         batch = size if self.dimension is None else self.options.batch
         return SizePoint(size, total, overhead, seconds, batch / seconds if batch and seconds else None)
 

@@ -173,7 +173,7 @@ def pareto(
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
         points: How many budgets are tried, between the total with nothing recomputed and the smallest one found that
-            leaves nothing in files; below that half as many.
+            leaves nothing in files; below that half as many, of inference: searches for a step take long.
         budgets: The budgets to try instead, as `memonger.search_plan` takes one; ``budget`` is one of them.
         options: A record of options to start from; keywords given beside it replace its fields.
         keywords: The fields of `Options`. A strategy has to be one that takes a budget.
@@ -463,13 +463,14 @@ def _with_files(job: Job, whole: int, points: int, budgets: Sequence[int], begin
 
     if with_window(job) is None and not may_wait(job.at(floor)):
         return found
-    try:
-        lowest = at(floor).total_bytes
-    except BudgetError as error:
-        lowest = error.smallest
-    half = -(-points // 2)
-    evenly = [lowest + (whole - 1 - lowest) * point // half for point in range(half)] if lowest < whole else []
-    for budget in sorted((each for each in budgets or evenly if each < whole), reverse=True):
+    if not budgets and job.mode == "inference":
+        try:
+            lowest = at(floor).total_bytes
+        except BudgetError as error:
+            lowest = error.smallest
+        half = -(-points // 2)
+        budgets = [lowest + (whole - 1 - lowest) * point // half for point in range(half)]
+    for budget in sorted((each for each in budgets if each < whole), reverse=True):
         if limit is not None and time.perf_counter() - begin > limit:
             break
         with suppress(BudgetError):

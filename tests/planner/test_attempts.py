@@ -84,3 +84,14 @@ def test_a_refusal_is_said_after_what_holds_less_was_tried(monkeypatch: pytest.M
     _, plan = within(job.at(budget).copy(), 0.0)
     assert plan.total_bytes <= smallest
     assert plan.budget == budget
+
+
+def test_a_frontier_has_what_a_budget_below_weights_and_state_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    with pytest.raises(memonger.BudgetError) as refused:
+        within(_job(3), 0.0)
+    budget, asked = refused.value.smallest, {"device": "cpu", "threads": 1, "effort": 20, "chunks": "off"}
+    *whole, last = memonger.pareto(_step(3), budgets=[budget], **asked)
+    assert all(plan.window is None and plan.total_bytes > budget for plan in whole)
+    assert last.window is not None
+    assert last.total_bytes <= budget
