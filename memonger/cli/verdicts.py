@@ -95,7 +95,8 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
         "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
     }  # fmt: skip
     lines = (_turns_line(sections), sentence(gap, tolerance, stock, explanation, case.what))
-    rows = (_planned_row(ours.measured), *_stock_rows(sections))
+    own = {key: record[key] for key in ("latency_seconds", "latency_p95_seconds", "peak_bytes")}
+    rows = ({"session": "planned", **own}, *_stock_rows(sections))
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
 
 
@@ -113,14 +114,6 @@ def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any
         "peak_bytes": theirs.peak_bytes,
         "peak_ratio": ratio,
     }
-
-
-def _planned_row(ours: Measured) -> dict[str, Any]:
-    """The planned session's row of the table."""
-    return {
-        "session": "planned", "latency_seconds": ours.latency_seconds, "latency_p95_seconds": ours.p95_seconds,
-        "peak_bytes": ours.peak_bytes,
-    }  # fmt: skip
 
 
 def _stock_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -105,7 +105,8 @@ def by_name(given: Any, tensors: Sequence[SampleTensor]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         if len(names) == 1:
             return {names[0]: given}
-        raise FeedError(f"{_what(given)} was given instead of arrays by name: {quoted(names)}.")
+        what = f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else reprlib.repr(given)
+        raise FeedError(f"{what} was given instead of arrays by name: {quoted(names)}.")
     missing, unknown = [name for name in names if name not in given], [name for name in given if name not in names]
     if missing or unknown:
         problem = f"{quoted(missing)} is missing" if missing else f"{quoted(unknown)} is none of its tensors"
@@ -118,11 +119,6 @@ def _array(value: Any, tensor: SampleTensor) -> np.ndarray:
     if array.shape != tensor.shape or array.dtype != tensor.dtype:
         raise FeedError(f"'{tensor.name}' is {array.dtype}{list(array.shape)}, and the configuration says {tensor}.")
     return array
-
-
-def _what(given: object) -> str:
-    """An array by its type and shape, anything else as it is."""
-    return f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else reprlib.repr(given)
 
 
 def _number(value: Any, tensor: SampleTensor) -> np.ndarray:

@@ -47,13 +47,10 @@ def given_inputs(model: ir.Model) -> list[ir.Value]:
 
 
 def _described(value: ir.Value) -> dict[str, Any]:
-    dims = None if value.shape is None else [dim if isinstance(dim, int) else _symbol(dim) for dim in value.shape]
+    dims = None
+    if value.shape is not None:  # a dimension without a size has a name, or a question mark
+        dims = [dim if isinstance(dim, int) else str(getattr(dim, "value", None) or "?") for dim in value.shape]
     return {"name": value.name, "type": None if value.dtype is None else value.dtype.name, "shape": dims}
-
-
-def _symbol(dim: Any) -> str:
-    """A dimension without a size: its name, or a question mark."""
-    return str(getattr(dim, "value", None) or "?")
 
 
 def shape_text(dims: Sequence[int | str] | None) -> str:

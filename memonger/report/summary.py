@@ -119,7 +119,9 @@ STATE = "weights and training state"
 def headline(record: Mapping[str, Any]) -> tuple[str, str]:
     """The two sentences for a plan's figures, see `memonger.report.summary.plan_record`."""
     total = " ".join([_total(record), *window_line(record)])
-    total += f" That holds for every size: {_ranges(record)}." if record.get("ranges") else ""
+    if record.get("ranges"):
+        ranges = {name: DimRange(*sizes) for name, sizes in record["ranges"].items()}
+        total += f" That holds for every size: {described(ranges)}."
     return total, _comparison(record)
 
 
@@ -153,10 +155,6 @@ def window_line(record: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _ranges(record: Mapping[str, Any]) -> str:
-    return described({name: DimRange(*sizes) for name, sizes in record["ranges"].items()})
-
-
 def _total(record: Mapping[str, Any]) -> str:
     total, workspace = record["total_bytes"], record["workspace_bytes"]
     parts = {
@@ -178,10 +176,6 @@ def _amount(size: int, total: int) -> str:
     """A part in the unit of the total."""
     amount = size / _unit(total)[0]
     return "<0.01" if 0 < amount < 0.01 else f"{amount:.0f}" if amount >= 100 else f"{amount:.3g}"
-
-
-def _left_out(record: Mapping[str, Any]) -> int | None:
-    return record["parameter_bytes"] - record["resident_parameter_bytes"] or None
 
 
 def weights_word(record: Mapping[str, Any]) -> str:
@@ -230,9 +224,10 @@ def details_table(record: Mapping[str, Any], lower_bound: int) -> Table:
 
 def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, int | str | None, str]]:
     workspace = "not measured" if record["workspace_bytes"] is None else record["workspace_bytes"]
+    apart = record["parameter_bytes"] - record["resident_parameter_bytes"]
     return (
         (weights_word(record), record["resident_parameter_bytes"], "what persists from run to run"),
-        ("weights in the file", _left_out(record), "what of them isn't in memory at once"),
+        ("weights in the file", apart or None, "what of them isn't in memory at once"),
         ("arena", record["arena_bytes"], "one region that holds every computed value"),
         ("workspace", workspace, "the most that a kernel takes besides, measured"),
         ("sized at run time", record["run_time_bytes"] or None, "values of a size that the inputs decide, measured"),

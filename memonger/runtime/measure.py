@@ -108,7 +108,8 @@ def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mappin
         )
         copy = not device.is_host  # there a stock session copies its outputs to the host
         if planned.state:
-            return lambda: {**planned.run(feeds), **_next_state(planned)}
+            kept = planned.state  # by the names of the outputs that it was
+            return lambda: planned.run(feeds) | {kept[name]: array for name, array in planned.state_dict().items()}
         return lambda: planned.run(feeds, copy=copy)  # stock sessions hold their outputs once, too
     options = ort.SessionSettings(
         job.level,
@@ -147,11 +148,6 @@ def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarra
 def _table(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
     """What a list of dictionaries was made of (``ZipMap``), as a planned session gives it where nothing is copied."""
     return np.array([list(row.values()) for row in rows], np.float32)
-
-
-def _next_state(session: Session) -> dict[str, np.ndarray]:
-    """What a session keeps, by the names of the outputs that it was."""
-    return {session.state[name]: array for name, array in session.state_dict().items()}
 
 
 def serve(job: RunJob) -> None:
