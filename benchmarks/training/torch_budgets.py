@@ -203,7 +203,7 @@ class Rows:
             self.add(label, contest, module, None, asked, lambda: memonger.torch.plan_of(module))
 
     def take_turns(self) -> None:
-        """Every step is timed, one after the other, several times."""
+        """Every step is timed, one after the other, several times; what was reset since compiles in its first turn."""
         times: dict[str, list[float]] = {label: [] for label in self._runs}
         for _ in range(TURNS):
             for label, run in self._runs.items():
@@ -224,15 +224,13 @@ def measured(name: str) -> list[dict[str, Any]]:
         peaks[OWN] = rows.add(OWN, other, Loss(other.network, other.network.checkpointed))
     with counted() as modes:
         for share in ACTIVATION_BUDGETS:
-            with functorch.patch(activation_memory_budget=share):
-                made = aot_autograd(
-                    fw_compiler=lambda *given: budget.as_it_is(*given),
-                    partition_fn=min_cut_rematerialization_partition,
-                    decompositions=APART,
-                )
-                label = f"activation budget {share}"
-                torch.compiler.reset()
-                peaks[label] = rows.add(label, contest, torch.compile(module, backend=made, fullgraph=True), modes)
+            made = aot_autograd(
+                fw_compiler=lambda *given: budget.as_it_is(*given),
+                partition_fn=functorch.patch(activation_memory_budget=share)(min_cut_rematerialization_partition),
+                decompositions=APART,
+            )
+            label = f"activation budget {share}"
+            peaks[label] = rows.add(label, contest, torch.compile(module, backend=made, fullgraph=True), modes)
         asked = {f"{share:.0%}": int(whole * share) for share in SHARES}
         asked |= {f"as {label}": peak for label, peak in peaks.items() if peak}
         for label, most in {"no budget": None, **asked}.items():
@@ -247,7 +245,7 @@ def measured(name: str) -> list[dict[str, Any]]:
     return rows.rows
 
 
-def shown(name: str, row: dict[str, Any], once: float) -> str:
+def shown(name: str, row: dict[str, Any], once: float | None) -> str:
     """A line of the table."""
     asked = row.get("budget")
     begin = f"{name:15}{row['step']:40}" + (" " * 9 if asked is None else f"{asked / MiB:9.1f}")
@@ -257,9 +255,10 @@ def shown(name: str, row: dict[str, Any], once: float) -> str:
         bound = f", none below {row['bound'] / MiB:.1f}" if "bound" in row else ""
         return f"{begin}  can't be held: {row['smallest'] / MiB:.1f} can{bound}"
     planned = row["planned"] / MiB if "planned" in row else None
+    times = row["seconds"] / once if "seconds" in row and once else None  # else it wasn't timed
     return TABLE.row(
         name, row["step"], None if asked is None else asked / MiB, planned, row["measured"] / MiB,
-        row["seconds"] / once, "none" if row["error"] == 0 else row["error"], row.get("planning"),
+        times, "none" if row["error"] == 0 else row["error"], row.get("planning"),
     )  # fmt: skip
 
 
@@ -296,7 +295,7 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
         for row in rows:
             yield shown(name, row, rows[0]["seconds"])
             who, _, other = row["step"].partition(", as ")
-            if other in of_label and "seconds" in row:
+            if "seconds" in of_label.get(other, ()) and "seconds" in row:
                 ratios.setdefault(f"{who}'s time ÷ that of {other}", []).append(
                     row["seconds"] / of_label[other]["seconds"]
                 )

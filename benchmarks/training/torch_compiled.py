@@ -84,7 +84,6 @@ def exact(module: torch.nn.Module) -> Callable[..., torch.Tensor]:
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
 
-    torch.compiler.reset()
     return torch.compile(module, backend=partial(compile_fx.compile_fx, inner_compile=in_double), fullgraph=True)
 
 
@@ -100,17 +99,21 @@ def measured(name: str) -> list[dict[str, Any]]:
         contest.expected = contest.gradients(exact(module))
     with allocated(kernels=True) as modes:
 
-        def compiled(label: str, asked: int | None = None, partition: memonger.torch.Partitioner | None = None) -> int:
-            torch.compiler.reset()
+        def compiled(
+            label: str,
+            asked: int | None = None,
+            partition: memonger.torch.Partitioner | None = None,
+            share: float = 1.0,
+        ) -> int:
             backend = partial(compile_fx.compile_fx, config_patches=partition.options if partition else None)
-            run = torch.compile(module, backend=backend, fullgraph=True)
+            limited = functorch.patch(activation_memory_budget=share)(backend)
+            run = torch.compile(module, backend=limited, fullgraph=True)
             plan = (lambda: partition.plans[-1]) if partition else None
             return rows.add(label, contest, run, modes, asked, plan)
 
         own = compiled(OWN)
-        with functorch.patch(activation_memory_budget=ACTIVATIONS):
-            limited = compiled(LIMITED)
-        asked = {"no budget": None, f"as {LIMITED}": limited, f"{SHARE:.0%} of {OWN}": int(SHARE * own)}
+        other = compiled(LIMITED, share=ACTIVATIONS)
+        asked = {"no budget": None, f"as {LIMITED}": other, f"{SHARE:.0%} of {OWN}": int(SHARE * own)}
         for label, most in asked.items():
             if most != 0:
                 compiled(f"{OURS}, {label}", most, memonger.torch.partitioner(most))
@@ -128,7 +131,7 @@ def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         rows = record.rows.get(name, {}).get("rows", [])
         for row in rows:
-            yield shown(name, row, rows[0]["seconds"])
+            yield shown(name, row, rows[0].get("seconds"))
 
 
 def main() -> None:
