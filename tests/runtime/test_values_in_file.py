@@ -24,20 +24,20 @@ WIDTH, ROWS, LAYERS = 512, 512, 6  # each value has 1 MiB, parameters have 6
 BUDGET = "15MiB"
 
 
-def _model() -> onnx.ModelProto:
+def _model(width: int = WIDTH, rows: int = ROWS) -> onnx.ModelProto:
     nodes, weights = [], {}
     for n in range(LAYERS):
         nodes += [
             helper.make_node("MatMul", [f"v{n}", f"w{n}"], [f"p{n}"], name=f"product{n}"),
             helper.make_node("Tanh", [f"p{n}"], [f"v{n + 1}"], name=f"tanh{n}"),
         ]
-        weights[f"w{n}"] = normal(n, WIDTH, WIDTH) / np.float32(WIDTH**0.5)
-    return model_of(nodes, {"v0": [ROWS, WIDTH]}, {f"v{LAYERS}": [ROWS, WIDTH]}, **weights)
+        weights[f"w{n}"] = normal(n, width, width) / np.float32(width**0.5)
+    return model_of(nodes, {"v0": [rows, width]}, {f"v{LAYERS}": [rows, width]}, **weights)
 
 
-def _plan(budget: str | int | None, **options: str) -> memonger.Plan:
+def _plan(budget: str | int | None, model: onnx.ModelProto | None = None, **options: str) -> memonger.Plan:
     made = memonger.differentiate(
-        _model(), loss="mean_squared_error", optimizer=memonger.SGD(lr=0.01), **options  # type: ignore[arg-type]
+        model or _model(), loss="mean_squared_error", optimizer=memonger.SGD(lr=0.01), **options  # type: ignore[arg-type]
     )  # fmt: skip
     return memonger.search_plan(made, device="cpu", threads=1, budget=budget, effort=20, chunks="off")
 
@@ -125,6 +125,14 @@ def test_a_reader_that_is_misled_changes_no_bit(plan: memonger.Plan, whole: memo
     follower._newest = lambda *_: len(follower._schedule.reads) - 1  # type: ignore[method-assign]
     for _ in range(3):
         assert session.step(feeds) == usual.step(feeds)
+
+
+@pytest.mark.usefixtures("_fast")
+def test_values_wait_where_no_parameter_is_worth_a_file() -> None:
+    """A plan in memory is finished first, of a model of its own."""
+    plan = _plan("16MiB", _model(128, 4096))
+    assert plan.total_bytes <= 16 * MIB
+    assert plan.values_in_file
 
 
 @pytest.mark.usefixtures("_fast")
