@@ -77,6 +77,9 @@ NEXT_TO = 1.25
 SMALLER = 0.99
 """Candidates that take more than so much of the memory of one that was written, and no less time, aren't written."""
 
+ALIKE = 3
+"""Of candidates along an axis that by estimate need as much, so many are written in search of one that fits."""
+
 SLOWER = 1.5
 """Candidates that by estimate take so many times the time of one that fits aren't faster when they are written."""
 
@@ -412,12 +415,17 @@ def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> In
     written: list[InSlices] = []
     most = math.inf
     for along in candidates:
+        beyond = list[int]()  # what those needed, by estimate, that don't fit
         for candidate in reversed(along):
-            if candidate.needed <= UNSURE * room and candidate.needed < plain and candidate.seconds <= most:
+            alike = sum(SMALLER * needed <= candidate.needed for needed in beyond)
+            if candidate.needed > UNSURE * room or alike >= ALIKE:
+                continue
+            if candidate.needed < plain and candidate.seconds <= most:
                 written.append(candidate.written)
                 if written[-1].total <= room:
                     most = min(most, SLOWER * max(0.0, written[-1].extra))
                     break
+                beyond.append(candidate.needed)
     fitting = [one for one in written if one.total <= room]
     if fitting:
         return min(fitting, key=lambda one: (one.extra, one.total))
