@@ -37,15 +37,13 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if found is not None:
         return found
     has_files, waits, floor = with_window(job) is not None, may_wait(job), least(job)
-    if (has_files or waits) and refusals[
-        0
-    ].budget > floor:  # what is found for the least bytes is the same whatever the budget
+    named, budget = floor, refusals[0].budget
+    if (has_files or waits) and budget > floor:  # what is found for the least bytes is the same whatever the budget
         found = _fastest(job.at(floor), begin, known)
     bound = min(error.lower_bound for error in (*refusals, *known))
     if has_files:  # in another order two weights that follow each other may take less
         reads = weight_reads(job.lowered.model, job.request.graph)
         bound += max(read.resident for read in reads) - largest_at_once(reads)
-    named, budget = floor, refusals[0].budget
     tried = sorted({error.smallest for error in known or refusals} | {refusals[0].smallest})
     for named in () if found is not None else tried:  # read in another order weights may need a larger window
         if named == tried[-1] and named > budget:

@@ -49,7 +49,7 @@ from memonger.plan import (
 )
 from memonger.planner import cache, networkx_graph
 from memonger.planner.attempts import least, may_wait, with_window, within
-from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
+from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.solution import Solution, total_bytes
@@ -424,6 +424,7 @@ def _frontier(
     from memonger.schedule.recompute import undominated
     from memonger.tiling import both
 
+    job = with_search(job) if job.mode == "inference" else job
     request, report_progress = dataclasses.replace(job.request, progress=None), job.options.progress or _silent
     step = both.StepSearch(job.lowered, request, job.options, job.device, strategy)
     plain = step.budgets.plain

@@ -4,7 +4,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,13 +54,12 @@ def packed_weights(model: ir.Model, among: Collection[ir.Value]) -> Iterator[Cop
         batches[-1].append(value)
         size += tensor.nbytes
     packer = ThreadPoolExecutor(1)
-    begun = deque(packer.submit(_packed, model, batch) for batch in batches[:AHEAD])
+    begun, left = deque(packer.submit(_packed, model, batch) for batch in batches[:AHEAD]), iter(batches[AHEAD:])
 
     def copies() -> Iterator[Copy]:
-        for batch in (*batches[AHEAD:], *[None] * len(begun)):
+        while begun:
             packed = begun.popleft().result()
-            if batch is not None:
-                begun.append(packer.submit(_packed, model, batch))
+            begun.extend(packer.submit(_packed, model, batch) for batch in islice(left, 1))
             yield from packed.copies
         packer.shutdown()
 

@@ -164,7 +164,7 @@ class ChunkSearch:
             if candidate is None or not 0 <= left < candidate.total or self.options.axis_and_chunks is not None:
                 break
             left -= candidate.total - left  # the workspace was more than estimated
-        if candidate is None or candidate.total > room:
+        if self._key in self._known and (candidate is None or candidate.total > room):  # else rounds ran out
             needed = (one.needed for along in self._known[self._key] for one in along)
             self._smallest = max(room, min(needed, default=math.inf) / UNSURE - 1), candidate
         return candidate

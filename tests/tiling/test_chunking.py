@@ -25,7 +25,8 @@ from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking, stages
 from memonger.tiling.axes import axes_of
-from memonger.tiling.candidates import Candidate
+from memonger.tiling.candidates import Candidate, InSlices
+from memonger.tiling.slice_check import SeenAlone
 from memonger.tiling.stages import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
@@ -460,3 +461,19 @@ def test_a_state_goes_with_chunks(width: int, tmp_path: Path) -> None:
     if width > 8:
         with pytest.raises(memonger.SessionError, match=r"share sessions, which keep no state: make the plan with it"):
             memonger.Session(stateless, state=state)
+
+
+def test_a_budget_is_refused_where_nodes_give_other_bits_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last round ends with nodes that no candidates were looked for without."""
+
+    def seen(chunked: InSlices, *_: object) -> SeenAlone:
+        nodes = [str(node.name) for node in chunked.lowered.model.graph]
+        return SeenAlone({name: 1.0 for name in nodes if name.split(".")[0] in ("first", "second", "third")}, {})
+
+    monkeypatch.setattr(InSlices, "seen", seen)
+    monkeypatch.setattr(chunking, "ROUNDS", (1, 1))
+    model = convolutions(64)
+    whole = memonger.search_plan(model, device="none", mode="inference", chunks="off")
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(model, device="none", mode="inference", budget=whole.total_bytes // 2)
+    assert refused.value.smallest <= whole.total_bytes
