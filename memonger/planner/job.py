@@ -110,7 +110,8 @@ def decided(job: Job, step: "both.StepSearch | None" = None) -> tuple[Job, Solut
             lowered, request, solution = joined
             job = dataclasses.replace(job, lowered=lowered, request=request, solution=solution)
     job = in_chunks(job, step)
-    return job, solve(job)
+    solution = solve(job)
+    return (job if job.search is None or not job.chunks else job.copy()), solution  # others may get this candidate
 
 
 def may_run_in_chunks(job: Job) -> bool:
@@ -148,12 +149,10 @@ def in_chunks(job: Job, step: "both.StepSearch | None" = None) -> Job:
         candidate = job.search.chosen(room) or job.search.plain
     if isinstance(candidate, Solution):
         return dataclasses.replace(job, solution=candidate)
-    base, made = candidate.request.base, candidate.lowered
-    if job.search is not None:  # others may be given the same candidate
-        base += request.base - job.search.base
-        made = dataclasses.replace(made, model=made.model.clone())
+    base = candidate.request.base + (0 if job.search is None else request.base - job.search.base)
+    asked = dataclasses.replace(candidate.request, budget=request.budget, base=base)
     return dataclasses.replace(
-        job, lowered=made, request=dataclasses.replace(candidate.request, budget=request.budget, base=base),
+        job, lowered=candidate.lowered, request=asked,
         options=dataclasses.replace(options, order="file"), notes=(*job.notes, *candidate.notes),
         chunks=candidate.described(), solution=candidate.solution,
     )  # fmt: skip
@@ -177,7 +176,7 @@ def solve(job: Job) -> Solution:
         return solution
     try:
         effort = IN_SLICES if job.chunks else EFFORT
-        return decide(job.request, job.strategy, job.options.order, effort)
+        return decide(job.request, job.strategy, job.options.order, effort, None if is_final else solution)
     except BudgetError as error:
         raise _explained(job, error) from error
 

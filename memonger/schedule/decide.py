@@ -5,7 +5,9 @@ from memonger.schedule.solution import Solution, lay_out, orders_of, without_rec
 from memonger.schedule.strategy import Request
 
 
-def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) -> Solution:
+def decide(
+    request: Request, strategy: str, order: str, effort: int = EFFORT, plain: Solution | None = None
+) -> Solution:
     """Order the nodes, choose what is recomputed, and lay out.
 
     Args:
@@ -13,6 +15,7 @@ def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) ->
         strategy: One of `STRATEGIES`.
         order: One of `ORDERS`, or ``best``.
         effort: Of layouts that are compared; see `memonger.allocation.allocate`.
+        plain: With nothing recomputed, where that was laid out before.
 
     Raises:
         BudgetError: nothing was found whose arena, workspace, parameters and inputs fit the budget together. Planning
@@ -25,6 +28,6 @@ def decide(request: Request, strategy: str, order: str, effort: int = EFFORT) ->
     from memonger.schedule.recompute import Budgets, unbudgeted  # here: else none of it is needed
 
     if request.budget is not None:
-        return Budgets(request, strategy, names, effort=effort).cheapest(request.budget)
+        return Budgets(request, strategy, names, effort=effort, plain=plain).cheapest(request.budget)
     _, recomputed, outcome = unbudgeted(request, strategy, names)
     return lay_out(request, recomputed, outcome)

@@ -42,6 +42,10 @@ _NEXT_TO_LEAST = 1.01
 """Without a backward pass little is saved by computing again: where a plan without that takes at most so many times the
 bytes that every plan takes, nothing is looked for."""
 
+_MANY = 4_000
+"""Nor in a model of more nodes, most of which are a few nodes in many slices: a tenth of the memory was saved at most,
+and that took half a minute and more."""
+
 Item = TypeVar("Item")
 
 
@@ -95,6 +99,7 @@ class Budgets:
         known: See `memonger.schedule.budget.BudgetSearch`.
         effort: Of layouts that are compared; see `memonger.allocation.allocate`. What is returned, and where only that
             decides whether a budget holds, gets all of it.
+        plain: With nothing recomputed, where that was laid out before.
 
     Attributes:
         laid_out: All that was laid out, by schedules of the ordered graph.
@@ -107,8 +112,10 @@ class Budgets:
         names: Sequence[str],
         known: KnownSchedules | None = None,
         effort: int = EFFORT,
+        plain: Solution | None = None,
     ) -> None:
         self.request, self.strategy, self.names, self._known, self._effort = request, strategy, names, known, effort
+        self._given = None if request.recomputes_marked else plain
         self.laid_out: dict[tuple[int, ...], Solution] = {}
         self._found: dict[int, Solution | None] = {}
 
@@ -117,12 +124,13 @@ class Budgets:
         """With nothing recomputed but what is marked so."""
         if self.request.recomputes_marked:
             return self._lay_out(Outcome(tuple(range(len(self._ordered[1])))))
-        return without_recomputation(self.request, self.names, self._effort)
+        return self._given or without_recomputation(self.request, self.names, self._effort)
 
     @cached_property
     def lower_bound(self) -> int:
         """No plan of these nodes takes less, whatever its order and whatever it computes again."""
-        return total_lower_bound(self.request, effort=min(every_schedule.EFFORT, _BOUND_SHARE * self.request.effort))
+        effort = 0 if self._has_too_many else min(every_schedule.EFFORT, _BOUND_SHARE * self.request.effort)
+        return total_lower_bound(self.request, effort=effort)
 
     def total(self, solution: Solution) -> int:
         """See `total_bytes`."""
@@ -222,7 +230,15 @@ class Budgets:
     @cached_property
     def _plain_is_least(self) -> bool:
         """Whether nothing is looked for that takes less than without recomputation."""
-        return all(self.request.graph.forward) and self.total(self.plain) <= _NEXT_TO_LEAST * self.lower_bound
+        is_least = self._has_too_many or self.total(self.plain) <= _NEXT_TO_LEAST * self.lower_bound
+        return all(self.request.graph.forward) and is_least
+
+    @cached_property
+    def _has_too_many(self) -> bool:
+        """Whether there are too many nodes to look for what is computed again, and too little would be saved."""
+        request = self.request
+        is_many = len(request.graph.nodes) > _MANY and self.strategy == "budget" and not request.recomputes_marked
+        return is_many and all(request.graph.forward)
 
     def _reporting(self, prefix: str) -> ReportProgress | None:
         report = self.request.progress

@@ -19,6 +19,7 @@ from memonger.ir.marks import STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.plan_records import Spent
+from memonger.schedule import recompute
 from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import InSlices
 from memonger.tiling.cutting import Refusal, Slicing
@@ -309,6 +310,23 @@ def test_a_refused_budget_names_what_strips_with_the_same_bits_need(monkeypatch:
     held = _plan(_unet(), budget=refused.value.smallest)
     assert held.total_bytes <= refused.value.smallest
     assert {count for band in held.chunks for count in band.slices} == {2}
+
+
+def test_where_nodes_are_many_a_refused_budget_names_what_strips_take_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would run again isn't looked for there, which takes longer than all else: nothing of the search runs."""
+    model = _tall()
+    with pytest.raises(BudgetError) as searched:
+        _plan(model, budget="1KiB")
+    monkeypatch.setattr(recompute, "_MANY", 8)
+    monkeypatch.setattr(recompute.Budgets, "search", None)
+    monkeypatch.setattr(recompute.Budgets, "_search", None)
+    with pytest.raises(BudgetError) as refused:
+        _plan(model, budget="1KiB")
+    assert searched.value.smallest <= refused.value.smallest
+    held = _plan(model, budget=refused.value.smallest)
+    assert held.total_bytes == refused.value.smallest
+    assert held.chunks
+    assert not held.recomputed
 
 
 def test_strips_that_keep_all_cores_busy_may_be_the_whole_image() -> None:
