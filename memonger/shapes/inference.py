@@ -77,11 +77,17 @@ def infer_shapes(model: Model) -> bool:
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
+    complaint = infer_types(model)
+    while fold_shape_arithmetic(model.ir) and _has_unknown(model.graph):
+        complaint = infer_once(model)
+    return complaint
+
+
+def infer_types(model: Model) -> Exception | None:
+    """ONNX's own inference as `infer_once`, with the types that it doesn't know of other domains' operators."""
     complete_types(model.graph)
     complaint = infer_once(model)
     while complete_types(model.graph):
-        complaint = infer_once(model)
-    while fold_shape_arithmetic(model.ir) and _has_unknown(model.graph):
         complaint = infer_once(model)
     return complaint
 
@@ -468,9 +474,15 @@ OPERATORS: Mapping[str, tuple[Source, ...]] = {
     "DequantizeLinear": (1,),
     "EmbedLayerNormalization": (2, 0, 2),
     "GatherBlockQuantized": (2,),
+    "CropAndResize": (0,),
+    "DecoderMaskedMultiHeadAttention": (0, 0, 0),
+    "DynamicTimeWarping": (_INT32,),
+    "GreedySearch": (_INT32,),
+    "GridSample": (0,),
     "GroupQueryAttention": (0, (3, _FLOAT), (4, _FLOAT), 0),
     "IsAllFinite": (_BOOL,),
     "MatMulIntegerToFloat": (2,),
+    "MatMulInteger16": (_INT32,),
     "MulInteger": (_INT32,),
     "NGramRepeatBlock": (1,),
     "PagedAttention": (0, 3, 4),
@@ -521,6 +533,8 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
             return None
         labels = node.attributes.get("classlabels_strings")
         return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
+    if node.op_type == "MurmurHash3":
+        return ir.DataType.UINT32 if node.attributes.get_int("positive", 1) else _INT32
     sources = OPERATORS.get(node.op_type, ())
     if not sources or place >= len(sources) > 1:
         return None

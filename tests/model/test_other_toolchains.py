@@ -316,3 +316,37 @@ def test_a_pipeline_of_operators_that_nothing_infers(device: str) -> None:
     model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 2])], outputs, constants)
     model.opset_import[1].version = 1
     _agree(model, {"x": X[:, :2].copy()}, device)
+
+
+@DEVICES
+def test_weights_that_are_declared_in_another_type(device: str) -> None:
+    """onnxruntime's converter to float16 writes them so for operators that it is to spare (``op_block_list``)."""
+    model = model_of([NODE("Mul", ["x", "w"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=X[0])
+    model.graph.value_info.append(INFO("w", TensorProto.FLOAT16, [64]))
+    _agree(model, {"x": X}, device)
+
+
+@DEVICES
+def test_a_file_of_a_node_whose_outputs_are_left_out_in_between(device: str, tmp_path: Path) -> None:
+    nodes = [NODE("Unique", ["x"], ["u", "first", "back", "counts"])]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8])], [INFO("counts", TensorProto.INT64, None)], [])
+    plan = memonger.search_plan(model, mode="inference", device=device)
+    plan.save(tmp_path / "planned.onnx")
+    (counts,) = memonger.Session(tmp_path / "planned.onnx").run({"x": X[0, :8].copy()}).values()
+    assert counts.tolist() == [1] * 8
+
+
+@DEVICES
+def test_learners_in_a_range_of_sizes(device: str) -> None:
+    """Nothing infers the types of trees; what picks columns takes a column of numbers as well."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("Normalizer", ["x"], ["n"], norm="L2", **ml),
+        NODE("Scaler", ["n"], ["s"], offset=[0.5], scale=[2.0], **ml),
+        NODE("ArgMax", ["s"], ["best"], axis=1, keepdims=1),
+        NODE("ArrayFeatureExtractor", ["classes", "best"], ["label"], **ml),
+    ]  # fmt: skip
+    outputs = [INFO("s", TensorProto.FLOAT, None), INFO("label", TensorProto.INT64, None)]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["n", 64])], outputs, [_numbers("classes", *range(64))])
+    for rows in (1, 8):
+        _agree(model, {"x": X[:rows].copy()}, device, dims={"n": (1, 8)})
