@@ -110,7 +110,8 @@ def _output(node: ir.Node) -> str:
 
 def inline(model: ir.Model) -> None:
     """Write out the functions that the model's graph calls, as `spread` does the marks of the calls."""
-    everything = [node for scope in (model.graph, *model.functions.values()) for node in scope.all_nodes()]
+    inside = (node for function in model.functions.values() for node in function.all_nodes())
+    everything = [*model.graph.all_nodes(), *inside]
     taken = {str(value.name) for node in everything for value in (*node.inputs, *node.outputs) if value is not None}
     for node in everything:  # what a call leaves out is written all the same, and then needs a name
         for place, value in enumerate(node.outputs if node.op_identifier() in model.functions else ()):
