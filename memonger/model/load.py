@@ -352,6 +352,8 @@ _HINTS = {
     ".pt": _FROM_TORCH, ".pth": _FROM_TORCH, ".ckpt": _FROM_TORCH, ".safetensors": _FROM_TORCH,
     ".h5": " tf2onnx makes one of a Keras model.", ".keras": " tf2onnx makes one of a Keras model.",
     ".tflite": " tf2onnx makes one of a TFLite model.", ".pb": " tf2onnx makes one of a TensorFlow graph.",
+    ".ort": " It is in onnxruntime's own format: onnxruntime.InferenceSession writes it as ONNX where its options have "
+            "optimized_model_filepath='model.onnx' and graph_optimization_level=ORT_DISABLE_ALL.",
 }  # fmt: skip
 """What to say of other tools' files, by how their names end."""
 

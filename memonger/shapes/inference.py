@@ -512,7 +512,7 @@ def complete_types(graph: ir.Graph) -> bool:
     """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
     found = False
     for node in graph:
-        if node.domain not in ("com.microsoft", "ai.onnx.ml"):
+        if node.domain not in ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml"):
             continue
         for place, value in enumerate(node.outputs):
             if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
@@ -521,7 +521,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of ``com.microsoft`` or ``ai.onnx.ml``; None where nothing tells it."""
+    """The type of an output of a node of onnxruntime's own domains or ``ai.onnx.ml``; None where nothing tells it."""
+    if node.domain == "com.microsoft.nchwc":
+        return _FLOAT  # as all of that layout
     if node.domain == "ai.onnx.ml":
         # The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores.
         if node.op_type == "Imputer":

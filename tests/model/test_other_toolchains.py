@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -350,3 +351,38 @@ def test_learners_in_a_range_of_sizes(device: str) -> None:
     model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["n", 64])], outputs, [_numbers("classes", *range(64))])
     for rows in (1, 8):
         _agree(model, {"x": X[:rows].copy()}, device, dims={"n": (1, 8)})
+
+
+@DEVICES
+def test_an_optional_input(device: str) -> None:
+    """An empty one ends the process in onnxruntime's bindings, and is refused."""
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [8]))
+    nodes = [NODE("OptionalGetElement", ["o"], ["e"]), NODE("Neg", ["e"], ["y"])]
+    model = _model(nodes, [helper.make_value_info("o", kind)], [INFO("y", TensorProto.FLOAT, [8])], [])
+    feed = {"o": X[0, :8].copy()}
+    plan = _agree(model, feed, device, inputs=feed)
+    with pytest.raises(memonger.SessionError, match="no empty optional: give a value"):
+        memonger.Session(plan).run({"o": None})
+
+
+def test_a_file_that_onnxruntimes_optimizer_saved_is_planned_without_a_device(tmp_path: Path) -> None:
+    """Its blocked convolutions are onnxruntime's own, and nothing infers their types."""
+    weight = np.random.default_rng(1).standard_normal((16, 3, 3, 3)).astype(np.float32)
+    nodes = [NODE("Conv", ["x", "w"], ["a"]), NODE("Relu", ["a"], ["y"])]
+    model, feed = model_of(nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 16, 6, 6]}, w=weight), {"x": X[:3].reshape(1, 3, 8, 8)}
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(tmp_path / "optimized.onnx")
+    assert any(node.domain == "com.microsoft.nchwc" for node in saved.graph.node)
+    _agree(saved, feed, "none")
+
+
+def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "model.ort"), 4
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    model = model_of([NODE("Relu", ["x"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]})
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(LoadError, match=r"in onnxruntime's own format: .* writes it as ONNX"):
+        memonger.load(tmp_path / "model.ort")
