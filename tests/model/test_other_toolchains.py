@@ -386,3 +386,20 @@ def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     with pytest.raises(LoadError, match=r"in onnxruntime's own format: .* writes it as ONNX"):
         memonger.load(tmp_path / "model.ort")
+
+
+@DEVICES
+def test_a_classifier_of_a_model_without_standard_operators(device: str) -> None:
+    """As CatBoost writes it: an ensemble, and a dictionary of its scores."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("LinearClassifier", ["x"], ["label", "scores"], coefficients=[0.5] * 64 + [-0.5] * 64,
+             intercepts=[0.0, 0.1], classlabels_ints=[0, 1], multi_class=0, post_transform="SOFTMAX", **ml),
+        NODE("ZipMap", ["scores"], ["probabilities"], classlabels_int64s=[0, 1], **ml),
+    ]  # fmt: skip
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    outputs = [INFO("label", TensorProto.INT64, [8]),
+               helper.make_value_info("probabilities", helper.make_sequence_type_proto(kind))]  # fmt: skip
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 64])], outputs, [])
+    del model.opset_import[0]
+    _agree(model, {"x": X}, device)
