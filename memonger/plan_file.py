@@ -197,7 +197,8 @@ def graph_digest(model: ir.Model) -> str:
         for node in graph:
             digest.update(f"{node.op_identifier()}{node.name}".encode())
             digest.update(",".join(str(v.name) if v is not None else "" for v in node.inputs).encode())
-            digest.update(",".join(f"{v.name}:{_described(v)}" for v in node.outputs).encode())
+            # An output that is left out has no type in a file
+            digest.update(",".join(f"{v.name}:{_described(v)}" if v.name else "" for v in node.outputs).encode())
             for name in sorted(node.attributes):
                 digest.update(attribute_bytes(node.attributes[name]))
     return digest.hexdigest()[:DIGEST]

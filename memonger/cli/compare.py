@@ -19,7 +19,6 @@ from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
 from memonger.graph.schedule import drop_copies
 from memonger.ir.save import save_model
-from memonger.ir.values import dense
 from memonger.lowering.device_form import LEVELS
 from memonger.model.kept_state import fullest
 from memonger.model.load import load_as_is
@@ -180,7 +179,7 @@ def compare(
         report_progress: Called with each stage's name.
     """
     before, given = noise.load(), inputs_for(plan, feeds, settings)
-    check_numbers(plan, given)
+    check_arrays(plan, given)
     checked = _session(plan, settings)
     checked.run(given)  # checks the executed order
     graphs, device = _graph_verdict(checked), checked.device
@@ -245,18 +244,19 @@ def filled(
     return (feeds, None) if smaller is None else (filled_up(smaller, feeds), smaller.outputs)
 
 
-def check_numbers(plan: Plan, feeds: feeding.Feeds) -> None:
-    """What goes to the measuring processes and comes back is arrays of numbers.
+def check_arrays(plan: Plan, feeds: feeding.Feeds) -> None:
+    """What goes to the measuring processes and comes back is arrays of numbers or text.
 
     Raises:
         MemongerError: an input or an output isn't.
     """
-    if not all(isinstance(feed, np.ndarray) and feed.dtype.kind != "O" for feed in feeds.values()):
-        raise MemongerError("--compare takes inputs that are arrays of numbers.")
-    strange = next((v for v in plan.model.graph.outputs if not dense(v) or v.dtype == ir.DataType.STRING), None)
+    if not all(isinstance(feed, np.ndarray) for feed in feeds.values()):
+        raise MemongerError("--compare takes inputs that are arrays of numbers or text.")
+    strange = next((value for value in plan.model.graph.outputs if not isinstance(value.type, ir.TensorType)), None)
     if strange is not None:
-        kind = strange.type if strange.dtype != ir.DataType.STRING else "text"
-        raise MemongerError(f"--compare takes outputs that are tensors of numbers: '{strange.name}' is {kind}.")
+        raise MemongerError(
+            f"--compare takes outputs that are tensors of numbers or text: '{strange.name}' is {strange.type}."
+        )
 
 
 def planned_job(

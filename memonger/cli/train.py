@@ -87,7 +87,7 @@ def train(
         raise MemongerError("--pad is not for training: rows that fill up would have a part in loss and gradients.")
     before = noise.load()
     given = feeds if feeds is not None else random_batch(plan, settings.seed)
-    comparing.check_numbers(plan, given)
+    comparing.check_arrays(plan, given)
     assert plan.training is not None
     feeding.check_feeds(inputs_of(plan), given, "the model")
     check_labels(plan.training, given)

@@ -17,6 +17,9 @@ from memonger.ir.decoding import DecodingError, decode
 
 KEY = "memonger.maps"
 
+_STANDARD, _VERSION = ("", "ai.onnx"), 13
+"""The domain of ONNX's own operators as files write it, and a version of it: the `Identity` of today."""
+
 Keys = tuple[int, ...] | tuple[str, ...]
 
 
@@ -48,6 +51,8 @@ def without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph, outputs = copy.graph, {value.name for value in proto.graph.output}
+    if all(each.domain not in _STANDARD for each in (*copy.opset_import, *graph.node)):
+        copy.opset_import.add(version=_VERSION)  # CatBoost's trees and dictionaries are of ai.onnx.ml alone
     numbers, texts = dict[str, tuple[int, ...]](), dict[str, tuple[str, ...]]()
     for node in filter(_is_zip, graph.node):
         table, made = node.input[0], node.output[0]

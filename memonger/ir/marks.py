@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.ir.model import Model
-from memonger.ir.names import matches
+from memonger.ir.names import fresh, matches
 from memonger.words import did_you_mean
 
 STAGE = "mirror_stage"
@@ -110,6 +110,12 @@ def _output(node: ir.Node) -> str:
 
 def inline(model: ir.Model) -> None:
     """Write out the functions that the model's graph calls, as `spread` does the marks of the calls."""
+    inside = (node for function in model.functions.values() for node in function.all_nodes())
+    everything = [*model.graph.all_nodes(), *inside]
+    taken = {str(value.name) for node in everything for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in everything:  # what a call leaves out is written all the same, and then needs a name
+        for place, value in enumerate(node.outputs if node.op_identifier() in model.functions else ()):
+            value.name = value.name or fresh(f"{node.op_type}/{place}", taken)
     calls: dict[str, dict[str, str]] = {}
     for node in model.graph:
         if node.op_identifier() in model.functions:

@@ -209,12 +209,16 @@ class _Lowering:
 
         With sizes fixed it computes more of a model beforehand, and fuses otherwise. So where the operators differ that
         it makes of the model with its sizes open, both are run on the same inputs, and where bits differ the other is
-        taken.
+        taken. With ranges, for which several sizes would have to be compared, the other is taken at once.
         """
         settings = self.settings
         first = self.optimized(model, model, "optimized.onnx")
         other = None if unbound is None else self.computing_otherwise(unbound, model, first)
         if other is None:
+            return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+        if settings.ranges:
+            with suppress(SessionError):
+                return self.calibrated(model, other[1](), calibrate.Wanted(settings.times), "sizes_open").whole
             return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
         given = settings.inputs or feeding.random_feeds(inputs_of(first.graph))
         lowering = replace(self, settings=replace(settings, inputs=given))

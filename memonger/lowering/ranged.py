@@ -22,7 +22,7 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import profile
 from memonger.shapes import open_dims
 from memonger.shapes import ranges as ranging
-from memonger.shapes.inference import infer_once
+from memonger.shapes.inference import infer_types
 from memonger.shapes.ranges import DimRange
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.words import Placeholder, either, option
@@ -116,12 +116,12 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[c
 
 
 def _infer_types(model: Model, ranges: Mapping[str, DimRange]) -> None:
-    """Types of values by ONNX's inference, as far as it knows their operators; no shapes."""
+    """Types of values by inference, as far as it knows their operators; no shapes."""
     shapes = open_dims.largest(model.ir, ranges)
     open_dims.forget(model.ir)
     open_dims.bind(model.ir, shapes)
     with suppress(LoadError):
-        infer_once(model)
+        infer_types(model)
     open_dims.forget(model.ir)
 
 

@@ -197,8 +197,8 @@ def load_as_is(source: Source) -> Model:
         LoadError: not an ONNX model, or its external data isn't there.
     """
     return run_passes(
-        _copy(source), "load", checks.check_structure, open_unsized, checks.check_external_data, map_external_data,
-        checks.check_tensors,
+        _copy(source), "load", checks.check_structure, open_unsized, describe_initializers, checks.check_external_data,
+        map_external_data, checks.check_tensors,
     )  # fmt: skip
 
 
@@ -215,6 +215,22 @@ def open_unsized(model: Model) -> bool:
             if value.shape is not None and any(isinstance(dim, int) and dim == -1 for dim in value.shape):
                 dims = (ir.SymbolicDim(None) if isinstance(dim, int) and dim == -1 else dim for dim in value.shape)
                 value.shape, found = ir.Shape(list(dims)), True
+    return found
+
+
+def describe_initializers(model: Model) -> bool:
+    """A pass: initializers that no caller may replace have their tensors' types and shapes, whatever a file declares.
+
+    onnxruntime's converter to float16 leaves the weights of operators that it is to spare as they are, and declares
+    them to be float16.
+    """
+    found = False
+    for graph in graphs(model.ir):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or value.is_graph_input() or value.dtype in (None, tensor.dtype):
+                continue
+            value.type, value.shape, found = ir.TensorType(tensor.dtype), tensor_shape(tensor), True
     return found
 
 
@@ -336,6 +352,8 @@ _HINTS = {
     ".pt": _FROM_TORCH, ".pth": _FROM_TORCH, ".ckpt": _FROM_TORCH, ".safetensors": _FROM_TORCH,
     ".h5": " tf2onnx makes one of a Keras model.", ".keras": " tf2onnx makes one of a Keras model.",
     ".tflite": " tf2onnx makes one of a TFLite model.", ".pb": " tf2onnx makes one of a TensorFlow graph.",
+    ".ort": " It is in onnxruntime's own format: onnxruntime.InferenceSession writes it as ONNX where its options have "
+            "optimized_model_filepath='model.onnx' and graph_optimization_level=ORT_DISABLE_ALL.",
 }  # fmt: skip
 """What to say of other tools' files, by how their names end."""
 
@@ -412,11 +430,37 @@ def inline_functions(model: Model) -> bool:
             f"{model.name}: its functions call one another so often that written out they are {count} nodes, and "
             f"{MOST_NODES} are the most that is read."
         )
+    _agree_on_versions(model)
     try:
         inline(model.ir)
     except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
         raise LoadError(f"{model.name}: its functions can't be inlined: {root_cause(error)}.") from error
     return True
+
+
+def _agree_on_versions(model: Model) -> None:
+    """Functions import the operator sets that the model does, under which the runtime runs their nodes, too.
+
+    Raises:
+        LoadError: one calls an operator that isn't the same in both.
+    """
+    for function in model.ir.functions.values():
+        for domain, version in function.opset_imports.items():
+            whole = model.ir.opset_imports.setdefault(domain, version)
+            for node in function.all_nodes() if version != whole else ():
+                if node.domain == domain and (_since(node, version) != _since(node, whole)):
+                    raise LoadError(
+                        f"{model.name}: its functions can't be inlined: '{function.name}' is in version {version} of "
+                        f"'{domain or 'ai.onnx'}', the model in {whole}, and {node.op_type} isn't the same in both. "
+                        "Export the function in the model's."
+                    )
+            function.opset_imports[domain] = whole
+
+
+def _since(node: ir.Node, version: int) -> int:
+    """The version of its operator set in which a node's operator became what it is in one; 0 where it isn't known."""
+    has = onnx.defs.has(node.op_type, version, node.domain)
+    return onnx.defs.get_schema(node.op_type, version, node.domain).since_version if has else 0
 
 
 def drop_listed_initializers(model: Model) -> bool:

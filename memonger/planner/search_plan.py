@@ -588,4 +588,4 @@ def _lower(
         level, options.threads, options.inputs, source_order=training, cuda=options.cuda, ranges=ranges,
         times=options.chosen_strategy != "none" if options.ranges else times,
     )  # fmt: skip
-    return device_form(model, device, settings, None if training or options.ranges else unbound), ranges
+    return device_form(model, device, settings, None if training else unbound), ranges

@@ -323,6 +323,7 @@ class Binding:
         for name, feed in inputs.items():
             if name not in store:
                 is_number = isinstance(feed, np.ndarray) and feed.dtype.isbuiltin == 1 and feed.dtype.kind in "biuf"
+                is_number = is_number and isinstance(self._kinds[name], ElementType)  # of an optional it isn't
                 if is_number and feed.flags.c_contiguous and name in self._required:
                     self._bind_array(name, feed)  # which knows no inputs with a default
                 else:

@@ -65,6 +65,10 @@ def to_ortvalue(value: Feed, kind: Kind | None) -> Any:
         return module.OrtValue.ortvalue_from_numpy(contiguous(value))
     if kind is None:
         raise SessionError("a value without a type can't be fed.")
+    if value is None:  # the process ends where one is made and bound
+        raise SessionError(
+            "onnxruntime's bindings have no empty optional: give a value, or cut the input out of the model."
+        )
     try:
         if kind == ElementType.STRING:
             return ort.texts(np.asarray(value))

@@ -85,7 +85,8 @@ _TYPES = "memonger.types"
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays that another process reads by `read_arrays`."""
+    """Write arrays that another process reads by `read_arrays`; text as numpy's own, which needs no pickling."""
+    arrays = {name: array.astype(str) if array.dtype.hasobject else array for name, array in arrays.items()}
     odd = {name: array for name, array in arrays.items() if array.dtype.kind == "V"}
     types = {name: ElementType.from_numpy(array.dtype).name for name, array in odd.items()}
     kept = {name: np.require(array, requirements="C").view(f"u{array.dtype.itemsize}") for name, array in odd.items()}

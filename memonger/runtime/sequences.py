@@ -17,7 +17,7 @@ from memonger.runtime.weights import session_of
 
 
 def constant(value: Any, kind: Kind) -> Any:
-    """An OrtValue of an array, a list of arrays, or None for an empty optional. Libraries' own errors get through."""
+    """An OrtValue of an array or a list of arrays. Libraries' own errors get through."""
     graph, wanted = ir.Graph([], [], nodes=[], name="constant", opset_imports={"": 21}), _type_of(kind)
     return _computed(graph, _constant_value(graph, value, wanted), wanted).get_outputs()[0]
 
@@ -49,9 +49,7 @@ def _computed(graph: ir.Graph, result: ir.Value, kind: ir.TypeProtocol, given: A
 
 def _constant_value(graph: ir.Graph, value: Any, kind: ir.TypeProtocol) -> ir.Value:
     if isinstance(kind, ir.OptionalType):
-        inner = [] if value is None else [_constant_value(graph, value, kind.elem_type)]
-        attributes = [] if inner else [ir.AttrTypeProto("type", ir.TypeAndShape(kind.elem_type, None))]
-        return _append(graph, ir.Node("", "Optional", inner, attributes))
+        return _append(graph, ir.Node("", "Optional", [_constant_value(graph, value, kind.elem_type)]))
     if isinstance(kind, ir.SequenceType):
         items = [_constant_value(graph, item, kind.elem_type) for item in value]
         if not items:

@@ -77,11 +77,17 @@ def infer_shapes(model: Model) -> bool:
 
 
 def _infer_and_fold(model: Model) -> Exception | None:
+    complaint = infer_types(model)
+    while fold_shape_arithmetic(model.ir) and _has_unknown(model.graph):
+        complaint = infer_once(model)
+    return complaint
+
+
+def infer_types(model: Model) -> Exception | None:
+    """ONNX's own inference as `infer_once`, with the types that it doesn't know of other domains' operators."""
     complete_types(model.graph)
     complaint = infer_once(model)
     while complete_types(model.graph):
-        complaint = infer_once(model)
-    while fold_shape_arithmetic(model.ir) and _has_unknown(model.graph):
         complaint = infer_once(model)
     return complaint
 
@@ -468,9 +474,15 @@ OPERATORS: Mapping[str, tuple[Source, ...]] = {
     "DequantizeLinear": (1,),
     "EmbedLayerNormalization": (2, 0, 2),
     "GatherBlockQuantized": (2,),
+    "CropAndResize": (0,),
+    "DecoderMaskedMultiHeadAttention": (0, 0, 0),
+    "DynamicTimeWarping": (_INT32,),
+    "GreedySearch": (_INT32,),
+    "GridSample": (0,),
     "GroupQueryAttention": (0, (3, _FLOAT), (4, _FLOAT), 0),
     "IsAllFinite": (_BOOL,),
     "MatMulIntegerToFloat": (2,),
+    "MatMulInteger16": (_INT32,),
     "MulInteger": (_INT32,),
     "NGramRepeatBlock": (1,),
     "PagedAttention": (0, 3, 4),
@@ -500,7 +512,7 @@ def complete_types(graph: ir.Graph) -> bool:
     """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
     found = False
     for node in graph:
-        if node.domain not in ("com.microsoft", "ai.onnx.ml"):
+        if node.domain not in ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml"):
             continue
         for place, value in enumerate(node.outputs):
             if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
@@ -509,7 +521,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of ``com.microsoft`` or ``ai.onnx.ml``; None where nothing tells it."""
+    """The type of an output of a node of onnxruntime's own domains or ``ai.onnx.ml``; None where nothing tells it."""
+    if node.domain == "com.microsoft.nchwc":
+        return _FLOAT  # as all of that layout
     if node.domain == "ai.onnx.ml":
         # The type of an output of ai.onnx.ml where ONNX infers none: of a classifier a label for each row, and scores.
         if node.op_type == "Imputer":
@@ -521,6 +535,8 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
             return None
         labels = node.attributes.get("classlabels_strings")
         return ir.DataType.STRING if labels is not None and labels.as_strings() else _INT64
+    if node.op_type == "MurmurHash3":
+        return ir.DataType.UINT32 if node.attributes.get_int("positive", 1) else _INT32
     sources = OPERATORS.get(node.op_type, ())
     if not sources or place >= len(sources) > 1:
         return None

@@ -136,3 +136,19 @@ def test_median_and_p95_of_runs() -> None:
     assert latency([float(n) for n in range(101)]) == (50.0, 95.0)
     shown = {2.0: "2.00 s", 0.0221: "22.1 ms", 0.9999e-3: "1.00 ms", 123e-6: "123 µs", 99.96: "100 s"}
     assert {seconds: format_seconds(seconds) for seconds in shown} == shown
+
+
+@pytest.mark.parametrize("command", [("run", "--compare", "--runs", "3"), ("shrink", "-o", "small.onnx")])
+def test_text_is_compared_as_numbers_are(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = parse("g (string[16] s) => (string[16] y, bool[16] m) { y = StringConcat(s, s)  "
+                  "m = RegexFullMatch<pattern = \"t.*\">(s) }", opset=20)  # fmt: skip
+    onnx.save(model, "model.onnx")
+    done = CliRunner().invoke(commands.main, [command[0], "model.onnx", *command[1:], "--quiet"])
+    if command[0] == "run":
+        assert done.exit_code == 0, done.stderr
+        assert "PASSED" in done.stdout
+    else:  # it gains nothing, which only running it tells
+        assert "memory" in done.stderr

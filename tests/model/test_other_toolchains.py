@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -316,3 +317,89 @@ def test_a_pipeline_of_operators_that_nothing_infers(device: str) -> None:
     model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 2])], outputs, constants)
     model.opset_import[1].version = 1
     _agree(model, {"x": X[:, :2].copy()}, device)
+
+
+@DEVICES
+def test_weights_that_are_declared_in_another_type(device: str) -> None:
+    """onnxruntime's converter to float16 writes them so for operators that it is to spare (``op_block_list``)."""
+    model = model_of([NODE("Mul", ["x", "w"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=X[0])
+    model.graph.value_info.append(INFO("w", TensorProto.FLOAT16, [64]))
+    _agree(model, {"x": X}, device)
+
+
+@DEVICES
+def test_a_file_of_a_node_whose_outputs_are_left_out_in_between(device: str, tmp_path: Path) -> None:
+    nodes = [NODE("Unique", ["x"], ["u", "first", "back", "counts"])]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8])], [INFO("counts", TensorProto.INT64, None)], [])
+    plan = memonger.search_plan(model, mode="inference", device=device)
+    plan.save(tmp_path / "planned.onnx")
+    (counts,) = memonger.Session(tmp_path / "planned.onnx").run({"x": X[0, :8].copy()}).values()
+    assert counts.tolist() == [1] * 8
+
+
+@DEVICES
+def test_learners_in_a_range_of_sizes(device: str) -> None:
+    """Nothing infers the types of trees; what picks columns takes a column of numbers as well."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("Normalizer", ["x"], ["n"], norm="L2", **ml),
+        NODE("Scaler", ["n"], ["s"], offset=[0.5], scale=[2.0], **ml),
+        NODE("ArgMax", ["s"], ["best"], axis=1, keepdims=1),
+        NODE("ArrayFeatureExtractor", ["classes", "best"], ["label"], **ml),
+    ]  # fmt: skip
+    outputs = [INFO("s", TensorProto.FLOAT, None), INFO("label", TensorProto.INT64, None)]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["n", 64])], outputs, [_numbers("classes", *range(64))])
+    for rows in (1, 8):
+        _agree(model, {"x": X[:rows].copy()}, device, dims={"n": (1, 8)})
+
+
+@DEVICES
+def test_an_optional_input(device: str) -> None:
+    """An empty one ends the process in onnxruntime's bindings, and is refused."""
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [8]))
+    nodes = [NODE("OptionalGetElement", ["o"], ["e"]), NODE("Neg", ["e"], ["y"])]
+    model = _model(nodes, [helper.make_value_info("o", kind)], [INFO("y", TensorProto.FLOAT, [8])], [])
+    feed = {"o": X[0, :8].copy()}
+    plan = _agree(model, feed, device, inputs=feed)
+    with pytest.raises(memonger.SessionError, match="no empty optional: give a value"):
+        memonger.Session(plan).run({"o": None})
+
+
+def test_a_file_that_onnxruntimes_optimizer_saved_is_planned_without_a_device(tmp_path: Path) -> None:
+    """Its blocked convolutions are onnxruntime's own, and nothing infers their types."""
+    weight = np.random.default_rng(1).standard_normal((16, 3, 3, 3)).astype(np.float32)
+    nodes = [NODE("Conv", ["x", "w"], ["a"]), NODE("Relu", ["a"], ["y"])]
+    model, feed = model_of(nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 16, 6, 6]}, w=weight), {"x": X[:3].reshape(1, 3, 8, 8)}
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(tmp_path / "optimized.onnx")
+    assert any(node.domain == "com.microsoft.nchwc" for node in saved.graph.node)
+    _agree(saved, feed, "none")
+
+
+def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "model.ort"), 4
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    model = model_of([NODE("Relu", ["x"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]})
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(LoadError, match=r"in onnxruntime's own format: .* writes it as ONNX"):
+        memonger.load(tmp_path / "model.ort")
+
+
+@DEVICES
+def test_a_classifier_of_a_model_without_standard_operators(device: str) -> None:
+    """As CatBoost writes it: an ensemble, and a dictionary of its scores."""
+    ml = {"domain": "ai.onnx.ml"}
+    nodes = [
+        NODE("LinearClassifier", ["x"], ["label", "scores"], coefficients=[0.5] * 64 + [-0.5] * 64,
+             intercepts=[0.0, 0.1], classlabels_ints=[0, 1], multi_class=0, post_transform="SOFTMAX", **ml),
+        NODE("ZipMap", ["scores"], ["probabilities"], classlabels_int64s=[0, 1], **ml),
+    ]  # fmt: skip
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    outputs = [INFO("label", TensorProto.INT64, [8]),
+               helper.make_value_info("probabilities", helper.make_sequence_type_proto(kind))]  # fmt: skip
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 64])], outputs, [])
+    del model.opset_import[0]
+    _agree(model, {"x": X}, device)

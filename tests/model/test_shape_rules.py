@@ -289,6 +289,10 @@ LEARNERS: dict[str, Case] = {
         "y = ai.onnx.ml.FeatureVectorizer<inputdimensions=[3, 2]>(x, z)", {"x": _f(b, 3), "z": _f(b, 2)}, {},
     ),
     "picked": lambda b, s: ("y = ai.onnx.ml.ArrayFeatureExtractor(x, i)", {"x": _f(b, 4), "i": _i(1, s)}, {}),
+    "picked by rows": lambda b, s: ("y = ai.onnx.ml.ArrayFeatureExtractor(x, i)", {"x": _f(b, 4), "i": _i(s, 1)}, {}),
+    "one picked": lambda b, s: (
+        "y = ai.onnx.ml.ArrayFeatureExtractor(x, i)", {"x": _f(b, 4)}, {"i": np.array(1, np.int64)},
+    ),
     "normalized": lambda b, s: ('y = ai.onnx.ml.Normalizer<norm="L2">(x)', {"x": _f(b, 4)}, {}),
     "scaled": lambda b, s: ("y = ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(x)", {"x": _f(b, 4)}, {}),
     "filled": lambda b, s: ("y = ai.onnx.ml.Imputer<imputed_value_floats=[0.5]>(x)", {"x": _f(b, 4)}, {}),

@@ -52,6 +52,19 @@ def test_fixing_sizes_changes_no_bits(tmp_path: Path) -> None:
     assert same_bits(memonger.Session(alone).run({"x": X}), fixed)
 
 
+def test_fixing_some_sizes_beside_a_range_of_others_changes_no_bits(tmp_path: Path) -> None:
+    model = _late_scale("N")
+    model.graph.input.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["M"]))
+    model.graph.output.append(helper.make_tensor_value_info("negative", onnx.TensorProto.FLOAT, ["M"]))
+    model.graph.node.append(helper.make_node("Neg", ["z"], ["negative"]))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    session = memonger.Session(memonger.search_plan(path, mode="inference", device="cpu", dims={"N": 2, "M": (1, 4)}))
+    for count in (1, 4):
+        feed = {"x": X, "z": X[0, 0, 0, :count].copy()}
+        assert same_bits(session.run(feed), run_stock(stock(str(path)), feed))
+
+
 def test_where_random_inputs_give_no_numbers_the_bits_are_those_of_open_sizes(tmp_path: Path) -> None:
     """A mask is false where nobody gives it: softmax over nothing, and NaNs are the same in both forms."""
     model = _late_scale("N")

@@ -1,5 +1,6 @@
 """Shapes of classical learners and of text, of Fourier transforms, windows, and what is made of spectra."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def _feature_vectorizer(site: Site) -> Compute:
 def _array_feature_extractor(_: Site) -> Compute:
     def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
         rows = shapes[0][:-1] if len(shapes[0]) > 1 else (1,)
-        return ((*rows, shapes[1][-1]),)
+        return ((*rows, math.prod(shapes[1])),)
 
     return compute
 
