@@ -19,6 +19,9 @@ from tests.support.torch_steps import relative_errors, steps
 FACTOR = 8.0
 FLOOR = 2e-5
 
+ALIKE = ("densenet", "gru")
+"""Of operators that others have; tests/autodiff/rules has each of them alone."""
+
 torch = pytest.importorskip("torch")
 
 
@@ -47,7 +50,7 @@ def _close(found: dict[str, np.ndarray], single: dict[str, np.ndarray], truth: d
         )
 
 
-@pytest.mark.parametrize("name", reference.NETWORKS)
+@pytest.mark.parametrize("name", [name for name in reference.NETWORKS if name not in ALIKE])
 def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     training = _training(name)
     trainer = memonger.TrainingSession(memonger.search_plan(training, threads=1))
@@ -59,14 +62,7 @@ def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     _close(gradients, single.gradients, truth.gradients)
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [
-        *((name, "nesterov") for name in ("resnet18", "vit")),
-        ("lstm", "adamw"),
-        ("gpt", "adamw"),
-    ],
-)
+@pytest.mark.parametrize(("name", "optimizer"), [("resnet18", "nesterov"), ("gpt", "adamw")])
 def test_five_optimizer_steps_stay_together(name: str, optimizer: str) -> None:
     trainer = memonger.TrainingSession(memonger.search_plan(_training(name, _optimizer(optimizer)), threads=1))
     losses = [trainer.step(_feeds(name, trainer, seed)) for seed in range(5)]
