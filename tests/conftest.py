@@ -26,7 +26,7 @@ from tests.support.bad_input import Place  # noqa: E402
 
 # No deadline: how long an example takes says nothing on a busy machine.
 if settings is not None:
-    settings.register_profile("memonger", deadline=None, max_examples=50)
+    settings.register_profile("memonger", deadline=None, max_examples=40)
     settings.load_profile("memonger")
 networks.sleep_while_waiting()
 
