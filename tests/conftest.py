@@ -42,6 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 _ALIKE = {
     "exports from PyTorch": r"(model/test_(from_torch|torch_export)|runtime/test_training_networks|graph/test_costs)",
+    "onnx's tests of nodes": r"(model/test_shape_rules|autodiff/test_coverage|serving/test_backend_suite)",
     "reports": r"report/",
     "reference networks": r"(models/test_models|planner/test_networks_planned)",
     "steps of PyTorch": r"(torch/|benchmarks/test_torch_compiled)",
