@@ -20,13 +20,18 @@ if sys.platform != "win32":
     import fcntl
 
 _ABANDONED = 60.0
-"""Seconds after which a temporary folder that nobody holds is removed by the next process that makes one beside it."""
+"""Seconds after which a temporary folder that nobody holds is removed by the next process that makes one beside it. So
+often each process looks for such."""
+
+_LOOKED = dict[tuple[Path, str], float]()
+"""When this process has looked for abandoned folders, by where and by what their names begin with."""
 
 
 class ScratchFolder:
     """A temporary folder, removed with this object, or when the process that made it ends; not when a fork of it does.
 
-    Folders that processes left which were killed are removed when the next one is made beside them.
+    Folders that processes left which were killed are removed when the next process makes one beside them, and every
+    minute that it makes more.
 
     Args:
         parent: Where; None is the system's folder for temporary files.
@@ -79,6 +84,10 @@ def _lock(path: Path, flags: int = 0, *, wait: bool = False) -> int | None:
 
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove the temporary folders of processes that were killed."""
+    now = time.monotonic()
+    if now - _LOOKED.get((parent, prefix), -_ABANDONED) < _ABANDONED:
+        return
+    _LOOKED[parent, prefix] = now
     try:
         with os.scandir(parent) as entries:
             folders = [Path(entry.path) for entry in entries if entry.name.startswith(prefix)]

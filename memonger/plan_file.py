@@ -206,12 +206,19 @@ def graph_digest(model: ir.Model) -> str:
 
 def weight_digests(model: ir.Model) -> dict[str, str]:
     """A digest of every tensor's bytes, by name; tensors of subgraphs have the subgraph's number before their name."""
-    return {
-        f"{number}/{name}" if number else name: tensor_digest(value.const_value)
-        for number, graph in enumerate(graphs(model))
-        for name, value in graph.initializers.items()
-        if value.const_value is not None
-    }
+    found, at = dict[str, str](), dict[tuple[object, ...], str]()
+    for number, graph in enumerate(graphs(model)):
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None:
+                continue
+            place: tuple[object, ...] = (id(tensor),)  # weights may be in one
+            if isinstance(tensor, ir.ExternalTensor):
+                place = str(tensor.path), tensor.offset, tensor.nbytes
+            if place not in at:
+                at[place] = tensor_digest(tensor)
+            found[f"{number}/{name}" if number else name] = at[place]
+    return found
 
 
 def tensor_digest(tensor: ir.TensorProtocol) -> str:

@@ -1,8 +1,12 @@
 """The examples run as they stand."""
 
-import json
-import subprocess
+import contextlib
+import gc
+import io
+import os
+import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,35 +20,37 @@ SHORTER = {
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-RUN = """
-import contextlib, gc, io, json, os, runpy, sys
-from tests.torch import conftest
-conftest.shorten(setattr)  # searches: how good a schedule is isn't looked at
-path = list(sys.path)
-for example, folder, arguments in json.loads(sys.argv[1]):
-    os.chdir(folder)
-    sys.argv, sys.path = [example, *arguments], [os.path.dirname(example), *path[1:]]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        runpy.run_path(example, run_name="__main__")
-    sys.stdout.write(json.dumps(printed.getvalue()) + "\\n")
-    gc.collect()
-    gc.freeze()  # what it imported stays: sessions of the next collect garbage as they are made
-"""
-"""One process runs all, one after the other: most of the time of each is what it imports."""
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """By the name of an example the folder it ran in, and what it printed."""
-    folders = {path.stem: tmp_path_factory.mktemp(path.stem) for path in EXAMPLES}
-    asked = [(str(path), str(folders[path.stem]), SHORTER.get(path.stem, [])) for path in EXAMPLES]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(asked)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    printed = map(json.loads, done.stdout.splitlines())
-    return {name: (folder, text) for (name, folder), text in zip(folders.items(), printed, strict=True)}
+    """By the name of an example the folder it ran in, and what it printed.
+
+    They run in this process, one after the other: most of the time of each is what it imports.
+    """
+    pytest.importorskip("torch.nn")  # tests/torch may be found as a package of that name
+    from tests.torch import conftest
+
+    done, modules = dict[str, tuple[Path, str]](), set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        conftest.shorten(patch.setattr)  # searches: how good a schedule is isn't looked at
+        patch.setenv("MPLBACKEND", "agg")
+        path = list(sys.path)
+        for example in EXAMPLES:
+            folder = tmp_path_factory.mktemp(example.stem)
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", [str(example), *SHORTER.get(example.stem, [])])
+            patch.setattr(sys, "path", [str(example.parent), *path])
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                runpy.run_path(str(example), run_name="__main__")
+            done[example.stem] = folder, printed.getvalue()
+            gc.collect()
+            gc.freeze()  # what it imported stays: sessions of the next collect garbage as they are made
+    for name in {*sys.modules} - modules:
+        if Path(getattr(sys.modules[name], "__file__", None) or os.devnull).parent == ROOT / "examples":
+            del sys.modules[name]  # whose folder isn't on the path any more
+    return done
 
 
 @pytest.mark.parametrize("name", [path.stem for path in EXAMPLES if path.stem != "digits"])

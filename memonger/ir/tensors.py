@@ -124,7 +124,7 @@ def inner_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     for body in bodies(model):
         if isinstance(body, ir.Graph) and body is not model.graph:
             yield from (v.const_value for v in body.initializers.values() if v.const_value is not None)
-        for attribute in (each for node in body for each in node.attributes.values()):
+        for attribute in (each for node in body for each in node.attributes.data.values()):
             if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref() and is_large(attribute.value):
                 yield attribute.value
 
@@ -136,7 +136,7 @@ def inner_bytes(model: ir.Model) -> int:
 
 def list_bytes(model: ir.Model) -> int:
     """Bytes of long lists of numbers in attributes."""
-    lists = (each for body in bodies(model) for node in body for each in node.attributes.values())
+    lists = (each for body in bodies(model) for node in body for each in node.attributes.data.values())
     return sum(size for one in lists if (size := _list_bytes(one)) >= LARGE)
 
 

@@ -104,7 +104,7 @@ def attribute_bytes(attribute: ir.Attr) -> bytes:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """Bodies of If, Loop, Scan and their like."""
     bodies: list[ir.Graph] = []
-    for attribute in node.attributes.values() if node.attributes else ():
+    for attribute in node.attributes.data.values():  # which takes a third of the time: it is asked of every node
         kind = attribute.type
         if kind == ir.AttributeType.GRAPH and not attribute.is_ref():
             bodies.append(attribute.as_graph())

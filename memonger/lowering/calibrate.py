@@ -147,7 +147,7 @@ def run(
         SessionError: the runtime refuses the model or its inputs.
         NoRoomError: a device that isn't the host hasn't the room.
     """
-    wanted, spent = wanted or Wanted(), spent or Spent()
+    wanted, spent, limit = wanted or Wanted(), spent or Spent(), ort.Limit(None)
     memory = folder / "memory.csv"
     memory.unlink(missing_ok=True)
     options = ort.SessionSettings(
@@ -157,7 +157,7 @@ def run(
         pattern=False,  # the statistics are exact only without
         entries={"session.collect_node_memory_stats_to_file": str(memory)},
         cuda=cuda,
-        limit=ort.Limit(None) if device.is_host else None,  # a session's own allocator doubles what it takes
+        limit=limit if device.is_host else None,  # a session's own allocator doubles what it takes
     )
     inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model, device)
     given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
@@ -178,7 +178,7 @@ def run(
     try:
         profiled, results = _run_on_host(written, options, wanted, once)
     finally:
-        ort.shrink_host_memory()
+        ort.drop(limit)
     workspace = _at_once(model, profile.read_workspace(memory)) if memory.is_file() else {}
     found = _calibrating_run(model, device, profile.read_runs(profiled), workspace, first)
     return replace(found, results=results)
@@ -200,12 +200,12 @@ class _PersistentFeeds:
         own = set(roles.persistent) if roles is not None else set()
         inputs = {str(v.name): v for v in model.graph.inputs if v.name in own and _is_plain(v)}
         self.inputs, self._updates = dict[str, np.ndarray](), list[ArenaTensor]()
-        largest = max((nbytes(value) or 0 for value in inputs.values()), default=0)
+        sizes = [-(-(nbytes(value) or 0) // ALIGNMENT) * ALIGNMENT for value in inputs.values()]
         self._memory, self._at = Arena(0), 0
-        if roles is None or not largest:
+        if roles is None or not sizes:
             return
-        self._memory = Arena(-(-max(_CACHES if device.is_host else 0, largest) // ALIGNMENT) * ALIGNMENT)
-        self._memory.write(0, np.ones(self._memory.size // 4, np.float32))  # numbers in any format
+        self._memory = Arena(max(*sizes, min(_CACHES if device.is_host else 0, sum(sizes))))
+        self._memory.read(0, np.dtype(np.float32), (self._memory.size // 4,), copy=False)[...] = 1  # in any format
         places = dict[str, ArenaTensor]()
         for name, value in inputs.items():
             if value.const_value is None:

@@ -33,7 +33,7 @@ class Limit:
         nbytes: Bytes; None for no maximum.
 
     Attributes:
-        shrinker: What has it give back memory that no session has in use; None before it is registered.
+        shrinker: What has it give back memory that no session has in use; None before that is asked for.
     """
 
     def __init__(self, nbytes: int | None) -> None:
@@ -172,18 +172,16 @@ before all else, and in memory that nobody planned. What fuses them belongs to t
 class _HostAllocators:
     """The allocator of host memory that sessions get which ask onnxruntime for the process's.
 
-    That is the one registered last; sessions made before keep theirs (1.32.0). It takes what it is asked for and no
-    more. Sessions without a limit share one, as long as none with a limit is made in between. Where somebody else has
-    registered one before 1.32, they use that.
+    That is the one registered last; sessions made before keep theirs, and one that no session has is gone with what it
+    took (1.32.0). It takes what it is asked for and no more. Sessions without a limit share one, as long as none with a
+    limit is made in between. Where somebody else has registered one before 1.32, they use that.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._current = self._shared = None
+        self._current: Limit | None = None
+        self._is_shared, self._is_the_only = False, False
         self._known: weakref.WeakSet[Limit] = weakref.WeakSet()
-
-    _current: Limit | None
-    _shared: Limit | None
 
     def register(self, limit: Limit | None) -> Limit:
         """Make it one with this limit, or the one that all sessions without a limit share.
@@ -191,9 +189,10 @@ class _HostAllocators:
         Raises:
             SessionError: this onnxruntime can't have another one.
         """
-        wanted = limit or self._shared or Limit(None)
-        if wanted is self._current:
-            return wanted
+        if self._current is not None and (self._is_shared if limit is None else limit is self._current):
+            return self._current
+        wanted = limit or Limit(None)
+        self._keep_what_is_used()
         module = onnxruntime()
         where = module.OrtMemoryInfo("Cpu", module.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, module.OrtMemType.DEFAULT)
         settings = {"arena_extend_strategy": 1}
@@ -209,14 +208,32 @@ class _HostAllocators:
                     f"{runtime_name()} has an allocator of host memory already, so that no limit can be held: take "
                     "onnxruntime 1.32 or later."
                 ) from error
-        self._current, self._shared = wanted, wanted if limit is None else None
-        wanted.shrinker = wanted.shrinker or _Shrinker()
+            self._is_the_only = True
+        self._current, self._is_shared = wanted, limit is None
         self._known.add(wanted)
         return wanted
+
+    def _keep_what_is_used(self) -> None:
+        """Before another is registered: where sessions have the current one still, have what shrinks it."""
+        current = None if self._current is None else weakref.ref(self._current)
+        self._current = None
+        used = None if current is None else current()
+        if used is not None:
+            used.shrinker = used.shrinker or _Shrinker()
+
+    def drop(self, limit: Limit) -> None:
+        """Sessions that were made with this one are gone: have it give back what it took."""
+        with self.lock:
+            if limit is self._current:
+                self.register(None)
+            if self._is_the_only:
+                self.shrink()
 
     def shrink(self) -> None:
         """Have all of them give back what no session has in use."""
         with self.lock:
+            if self._current is not None:
+                self._current.shrinker = self._current.shrinker or _Shrinker()
             shrinkers = [each.shrinker for each in self._known]
         for shrinker in shrinkers:
             if shrinker is not None:
@@ -268,6 +285,11 @@ class _Shrinker:
 def shrink_host_memory() -> None:
     """Give workspace on the host back to the system, but for regions in which some session has something."""
     _allocators.shrink()
+
+
+def drop(limit: Limit) -> None:
+    """Give back to the system what an allocator took whose sessions are gone."""
+    _allocators.drop(limit)
 
 
 def session_options(options: SessionSettings) -> Any:

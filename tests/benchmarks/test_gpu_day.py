@@ -215,7 +215,7 @@ def test_without_a_device_it_says_what_is_missing(tmp_path: Path) -> None:
 
     if not ABSENT:
         pytest.skip("there is a device")
-    result = CliRunner().invoke(program.main, ["--out", str(tmp_path), "--stages", "facts"])
+    result = CliRunner().invoke(program.main, ["--out", str(tmp_path), "--stages", "facts", "--no-torch"])
     assert result.exit_code == 1
     assert "cuda:0" in result.output
     assert not (tmp_path / "rows.jsonl").exists()

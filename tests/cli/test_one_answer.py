@@ -78,7 +78,7 @@ def _refused(model: Path, batch: int, budget: int) -> tuple[int, int]:
     return int(sizes[1]), int(sizes[2])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "convolutions"])  # as the other two with a Conv
 def test_all_commands_give_one_answer(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(planning, "Options", partial(planning.Options, effort=EFFORT))

@@ -52,7 +52,7 @@ def test_sizes_are_numbers_or_texts_and_units_can_be_called() -> None:
     assert type(memonger.GiB * 2) is type(memonger.KiB(0.3)) is int
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40_000), st.integers(1, 50), st.integers(1, 4), st.integers(1, 64), st.integers(0, 3), st.booleans()
 )

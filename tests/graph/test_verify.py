@@ -135,7 +135,7 @@ def _simulate(graph: Graph, offsets: dict[int, int], arena: int) -> bool:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) -> None:
     for sharing in (Sharing(), Sharing(inplace=False), Sharing(views=False), Sharing(reuse=False)):
         for windows in ((), range(len(graph.nodes))) if sharing == Sharing() else ((),):
@@ -146,7 +146,7 @@ def test_every_layout_we_make_passes_and_computes_the_right_thing(graph: Graph) 
 
 
 @given(graphs(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data: st.DataObject) -> None:
     planned = [v for v in range(len(graph.values)) if graph.planned[v]]
     members = data.draw(st.lists(st.sampled_from(planned), min_size=1, max_size=4, unique=True)) if planned else []
@@ -162,7 +162,7 @@ def test_groups_are_side_by_side_and_compute_the_right_thing(graph: Graph, data:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_windows_are_taken_only_where_that_is_smaller(graph: Graph) -> None:
     plain, *others = storages(graph, Sharing())
     assert plain == assign_storage(graph)
@@ -178,7 +178,7 @@ def test_windows_are_taken_only_where_that_is_smaller(graph: Graph) -> None:
 
 
 @given(graphs(most=8), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_layouts_of_schedules_with_recomputation_pass_and_compute_the_right_thing(
     graph: Graph, data: st.DataObject
 ) -> None:
@@ -193,7 +193,7 @@ def test_layouts_of_schedules_with_recomputation_pass_and_compute_the_right_thin
 
 
 @given(graphs(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_passes_computes_the_right_thing_whatever_made_it(graph: Graph, data: st.DataObject) -> None:
     """Move one value somewhere at random: where the checker still says yes, the numbers are right too."""
     offsets, arena = _layout(graph)
@@ -209,7 +209,7 @@ def test_what_passes_computes_the_right_thing_whatever_made_it(graph: Graph, dat
 
 
 @given(graphs(windows=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_orders_are_schedules_and_sharing_never_costs(graph: Graph) -> None:
     for order in ORDERS.values():
         schedule = order(graph)
@@ -222,7 +222,7 @@ def test_orders_are_schedules_and_sharing_never_costs(graph: Graph) -> None:
 
 
 @given(graphs(most=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_no_order_beats_brute_force(graph: Graph) -> None:
     def peak(schedule: tuple[int, ...]) -> int:
         return peak_bytes(assign_storage(schedule_graph(graph, schedule)).buffers, len(schedule))

@@ -89,7 +89,7 @@ def _by_rows(model: onnx.ModelProto, rows: int) -> onnx.ModelProto | None:
     return ir.serde.serialize_model(made)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_windows_of_any_kind_give_what_they_gave(data: st.DataObject) -> None:
     network = AnyWindow(lambda choices: data.draw(st.sampled_from(list(choices))))

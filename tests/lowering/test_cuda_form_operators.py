@@ -54,7 +54,7 @@ def transposed(draw: st.DrawFn, rank: int) -> tuple[str, Arrays]:
 
 
 @given(data=st.data(), rank=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_transposed_convolutions_are_the_same_with_symmetric_padding(data: st.DataObject, rank: int) -> None:
     text, feeds = data.draw(st.composite(transposed)(rank))
     source = parse(text, "float", 20)

@@ -49,8 +49,7 @@ def _bits(trainer: memonger.TrainingSession) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in trainer.state_dict().items()}
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "clip_norm"), list(zip(OPTIMIZERS, [None, 0.5, None, 0.5, None], strict=True)))
 def test_a_loss_that_is_not_finite_changes_no_bit(name: str, clip_norm: float | None) -> None:
     trainer = _trainer(optimizer=OPTIMIZERS[name], clip_norm=clip_norm)
     before = _bits(trainer)

@@ -19,6 +19,9 @@ from tests.support.torch_steps import relative_errors, steps
 FACTOR = 8.0
 FLOOR = 2e-5
 
+ALIKE = ("densenet", "gru")
+"""Of operators that others have; tests/autodiff/rules has each of them alone."""
+
 torch = pytest.importorskip("torch")
 
 
@@ -47,7 +50,7 @@ def _close(found: dict[str, np.ndarray], single: dict[str, np.ndarray], truth: d
         )
 
 
-@pytest.mark.parametrize("name", reference.NETWORKS)
+@pytest.mark.parametrize("name", [name for name in reference.NETWORKS if name not in ALIKE])
 def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     training = _training(name)
     trainer = memonger.TrainingSession(memonger.search_plan(training, threads=1))
@@ -59,14 +62,7 @@ def test_loss_and_every_gradient_agree_with_autograd(name: str) -> None:
     _close(gradients, single.gradients, truth.gradients)
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [
-        *((name, "nesterov") for name in ("resnet18", "vit")),
-        ("lstm", "adamw"),
-        ("gpt", "adamw"),
-    ],
-)
+@pytest.mark.parametrize(("name", "optimizer"), [("resnet18", "nesterov"), ("gpt", "adamw")])
 def test_five_optimizer_steps_stay_together(name: str, optimizer: str) -> None:
     trainer = memonger.TrainingSession(memonger.search_plan(_training(name, _optimizer(optimizer)), threads=1))
     losses = [trainer.step(_feeds(name, trainer, seed)) for seed in range(5)]
@@ -94,7 +90,7 @@ def test_the_truth_is_float64_where_a_module_casts_to_float32() -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
-@pytest.mark.parametrize("name", reference.NETWORKS)
+@pytest.mark.parametrize("name", [name for name in reference.NETWORKS if name not in ALIKE])
 def test_the_training_model_is_standard_and_passes_the_full_check(name: str) -> None:
     proto = ir.to_proto(_training(name, _optimizer("adamw" if name in ("lstm", "gpt") else "nesterov")).ir)
     onnx.checker.check_model(proto, full_check=True)
@@ -102,16 +98,3 @@ def test_the_training_model_is_standard_and_passes_the_full_check(name: str) -> 
     inferred = onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     known = {value.name for value in (*inferred.graph.value_info, *inferred.graph.output, *inferred.graph.input)}
     assert {output for node in proto.graph.node for output in node.output if output} <= known
-
-
-def test_recomputation_changes_no_bit() -> None:
-    training = _training(name := "vit", _optimizer("nesterov"))
-    plans = [memonger.search_plan(training, strategy=strategy, threads=1) for strategy in ("none", "cheap")]
-    assert plans[1].recomputed
-    trainers = [memonger.TrainingSession(plan) for plan in plans]
-    for seed in range(3):
-        losses = [trainer.step(_feeds(name, trainer, seed)) for trainer in trainers]
-        assert losses[0] == losses[1]
-    states = [trainer.state_dict() for trainer in trainers]
-    for key, array in states[0].items():
-        np.testing.assert_array_equal(array, states[1][key], err_msg=key)

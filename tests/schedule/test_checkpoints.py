@@ -28,7 +28,7 @@ def test_what_no_backward_step_needs_does_not_run_again() -> None:
     assert recompute_on_demand(problem, [0, 1]) == (0, 1, 2, 3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trainings(), st.data())
 def test_dropped_nodes_that_come_in_time_make_a_valid_schedule(problem: Problem, data: st.DataObject) -> None:
     dropped = drawn_drops(problem, data)

@@ -77,7 +77,7 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
     return Problem.from_edges(costs, sizes, [(a, b) for a, b in edges if a < b])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(small_problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
@@ -104,7 +104,7 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
     assert memory(problem, schedule) == slow_memory(problem, schedule)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(small_problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
@@ -118,7 +118,7 @@ def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> 
     assert timeline.memory.tolist() == memory(problem, problem.schedule)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(small_problems(), st.floats(0.4, 1.0))
 def test_a_found_schedule_is_valid_and_no_better_than_brute_force(problem: Problem, fraction: float) -> None:
     budget = int(peak(problem, problem.schedule) * fraction)

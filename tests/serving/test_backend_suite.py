@@ -1,9 +1,12 @@
 """onnx's own backend test suite through `memonger.serving.onnx_backend`: every test stock onnxruntime passes, passes
-planned; of the tests whose functions are written out as their bodies, every sixth. Its real models are those of
-tests/models/test_light_models.py, which compares them bit for bit."""
+planned; of the tests whose functions are written out as their bodies, every sixth, and of those that differ in nothing
+but element types every third. Its real models are those of tests/models/test_light_models.py, which compares them bit
+for bit."""
 
 import os
+import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +26,8 @@ with warnings.catch_warnings():
 
 PARTS = 4  # the node tests, in turns
 EXPANDED = 6  # of function bodies written out, variants of a few functions each, every sixth
+TYPED = 3  # of tests that differ in element types
+TYPE = re.compile(r"(?<=_)(?:u?int\d+|b?float\d*(?:e\dm\d\w*)?|e8m0|double|bool|string)(?=_|$)", re.IGNORECASE)
 
 
 class _StockModel(BackendRep):
@@ -76,6 +81,17 @@ def _passes(test: Any) -> bool:
     return True
 
 
+def _chosen(names: list[str]) -> list[str]:
+    """Those that are tried, sorted."""
+    expanded = [name for name in names if "_expanded" in name]
+    alike = defaultdict[str, list[str]](list)
+    for name in names:
+        if "_expanded" not in name:
+            alike[TYPE.sub("TYPE", name)].append(name)
+    own = (name for each in alike.values() for name in (each[::TYPED] if len(each) > 2 else each))
+    return sorted([*own, *expanded[::EXPANDED]])
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("category", "part"),
@@ -94,8 +110,7 @@ def test_what_stock_onnxruntime_passes_passes_planned(
     stock, planned, remote = runners
     names = [name for name in sorted(stock._test_items[category]) if name.endswith("_cpu")]
     names = [name for name in names if name.removesuffix("_cpu") not in remote]
-    expanded = [name for name in names if "_expanded" in name]
-    names = sorted({*names} - {*expanded} | {*expanded[::EXPANDED]})
+    names = _chosen(names)
     if part is not None:
         names = names[part::PARTS]
     passed, arenas, failed = 0, 0, []

@@ -1,4 +1,4 @@
-"""What a rank does in tests of distributed training: a program, started once for each of two ranks.
+"""What a rank does in tests of distributed training: a program, of which the first of two ranks calls `main`.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.support.ranks FOLDER
     mpirun -n 2 python -m tests.support.ranks FOLDER mpi

@@ -79,7 +79,7 @@ def test_each_operator_on_strips_gives_what_it_gives_whole(kind: str, data: st.D
         _in_strips(data, chain)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_strips_of_random_chains_give_what_the_whole_gives(data: st.DataObject) -> None:
     chain = ImageNetwork(_choices(data), data.draw(st.integers(5, 16)))
