@@ -178,7 +178,7 @@ _SLICES, _ALIKE = 6, 2
 def _slices(
     nodes: Mapping[ir.Node, Slicing], rows: Sequence[int], early: Sequence[Mapping[ir.Node, int]] = ()
 ) -> list[Slice]:
-    return [one for one in row_slices(nodes, rows, _least_rows, early) if one.tiles]
+    return [one for one in row_slices(nodes, rows, _until, early) if one.tiles]
 
 
 _AT_ONCE, _MUCH = 2, 2
@@ -358,6 +358,29 @@ def _least_rows(node: ir.Node) -> int:
     summed = weight[0] if is_up else math.prod(weight[1:])
     up = (node.attributes.get_ints("strides") or (1,))[0] if is_up else 1
     return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
+
+
+def _until(node: ir.Node, end: int, height: int) -> int:
+    """To which row a node gives rows that is asked for those before ``end``: to its last where few are left.
+
+    An image that is made so many times larger is made by as many rows at a time, and what is computed of it element by
+    element gives as many: so nothing is cut off that was made, and it stays in blocks.
+    """
+    sizes = [_rows_made(node)]
+    if node.op_type in _WITHIN:
+        sizes += [_rows_made(made) for v in node.inputs if v is not None and (made := v.producer()) is not None]
+    unit = max(sizes)
+    end = min(height, -(-end // unit) * unit)
+    return height if height - end < _least_rows(node) else end
+
+
+def _rows_made(node: ir.Node) -> int:
+    """How many rows a node makes of each row of an image that it makes larger; 1 of others."""
+    dims = [static_shape(v) or () for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    if node.op_type not in ("Resize", "Upsample") or [len(each) for each in dims] != [4, 4]:
+        return 1
+    (*_, before, _), (*_, after, _) = dims
+    return after // before if before and after % before == 0 else 1
 
 
 @dataclass(slots=True, kw_only=True)

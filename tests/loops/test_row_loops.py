@@ -55,6 +55,13 @@ WIDE = """
 """
 """A block that makes channels many for a depthwise convolution, and an image that is made larger."""
 
+PYRAMID = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (b, w1)
+    u = Resize <coordinate_transformation_mode = "asymmetric", mode = "nearest", nearest_mode = "floor"> (c, , twice)
+    f = Add (u, b)  y = Conv <pads = [1, 1, 1, 1]> (f, w5)
+"""
+"""A feature pyramid: an image that is made larger, and what is added to it; rows are asked for from odd ones on."""
+
 CONSTANTS = {"low": 0, "high": 6, "twice": (1, 1, 2, 2)}
 
 
@@ -153,6 +160,19 @@ def test_rows_of_cheap_nodes_are_computed_again_in_place_of_kept(rows: int) -> N
     assert lines.isdisjoint("bch"), "what they give isn't kept"
     assert "a" in lines
     assert not any(node.metadata_props for node in inner.node)
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert same(got["y"], want["y"])
+
+
+def test_what_is_made_larger_is_added_in_blocks_without_a_cut() -> None:
+    """Nothing stands between an image that is made larger and the sum, which gives as many rows: a multiple of two."""
+    model, feeds = _model(PYRAMID, 64), {"x": normal(7, 1, 3, 64, 24)}
+    made = _in_loops(model, 8)
+    (scan,) = _scans(made)
+    inner = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    maker = {name: node for node in inner.node for name in node.output}
+    (added,) = (node for node in inner.node if node.op_type == "Add")
+    assert "Resize" in {maker[name].op_type for name in added.input}
     want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
     assert same(got["y"], want["y"])
 
