@@ -52,6 +52,13 @@ def _carried(node: ir.Node) -> list[int]:
     return [nbytes(value) or 0 for value in given[:count] if value is not None]
 
 
+def transposed(node: ir.Node) -> list[ir.Value]:
+    """The results that a Scan stacks along another axis than the first: they are written when all turns are over, from
+    a stack of slices as they came."""
+    axes = (node.attributes.get_ints("scan_output_axes") or ()) if node.op_type == "Scan" else ()
+    return [value for value, axis in zip(node.outputs[len(_carried(node)) :], axes, strict=False) if axis]
+
+
 def _expanded(node: ir.Node, threads: int) -> int:
     """Elements of the buffer into which a convolution of plain layout expands its input for a product of matrices."""
     x, weight, y = (

@@ -69,11 +69,12 @@ def _frame(
             pieces = kernels.workspace(node, threads)
             inside = [_frame(body, None, as_written, threads, True) for body in subgraphs(node)]
             if inside:
-                bodies[step] = [(body, kernels.turns(node)) for body in inside]
+                bodies[2 * step] = [(body, kernels.turns(node)) for body in inside]
         else:  # only its sum was measured, so that it counts as one piece; of LRN squares, and their sums
             count = 2 if node.op_type == "LRN" else 1
             pieces = [workspace.get(str(node.name), 0) // count] * count
-        single += [Buffer(-1 - _MOST_PIECES * step - i, size, step, step + 1) for i, size in enumerate(pieces)]
+        pieces = [*(nbytes(value) or 0 for value in kernels.transposed(node)), *pieces]
+        single += [Buffer(-1 - _MOST_PIECES * step - i, size, 2 * step, 2 * step + 2) for i, size in enumerate(pieces)]
     return Frame(planned, single, bodies)
 
 
@@ -113,7 +114,8 @@ class _Allocations:
         self.stop: dict[ir.Value, int] = {}
 
     def buffers(self) -> tuple[list[Buffer], list[Buffer]]:
-        """Of the values inside the model, and of its outputs."""
+        """Of the values inside the model, and of its outputs. A node takes two steps: its bodies run in the first."""
+        late = set[ir.Value]()
         for step, node in enumerate(self.nodes):
             for index, value in enumerate(node.outputs):
                 if not (value.name and dense(value)):
@@ -124,6 +126,7 @@ class _Allocations:
                 else:
                     self.owner[value] = shared
                     self.uses[shared] = self.uses.get(shared, 0) + self.uses.get(value, 0)
+            late.update(kernels.transposed(node))
             for value in node.outputs:
                 if not self.uses.get(value) and value in self.start:  # held, but for others to take
                     self.dead.setdefault(_kind(value), []).append(value)
@@ -137,7 +140,8 @@ class _Allocations:
         single: list[Buffer] = []
         for number, (value, start) in enumerate(self.start.items()):
             kind = single if value in self.results else planned
-            kind.append(Buffer(number, nbytes(value) or 0, start, self.stop.get(value, len(self.nodes))))
+            begin, end = 2 * start + (value in late), 2 * self.stop.get(value, len(self.nodes))
+            kind.append(Buffer(number, nbytes(value) or 0, begin, end))
         return planned, single
 
     def _reused(self, node: ir.Node, index: int, value: ir.Value) -> ir.Value | None:

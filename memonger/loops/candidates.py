@@ -39,6 +39,9 @@ PLACES = 8
 _PARTS = 6
 """In so many slices nodes are run alone that may give other last bits of rows."""
 
+APART = 4
+"""Slices before and behind a loop stand apart from it where so many times its weights are no more than is needed."""
+
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
     (
@@ -76,7 +79,7 @@ class Candidate:
         write: Gives the model in loops, or raises a `NotInLoopsError`.
         loops: What runs in them.
         is_nested: Whether one of them stands in another.
-        twice: Bytes of weights that it holds twice once loaded: in a loop and in nodes around it.
+        twice: Bytes of weights that it holds beside the model's once loaded: in a loop and in what stands around it.
     """
 
     bytes: float
@@ -228,8 +231,10 @@ def in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:
             loops.append(Loop(str(own[0].name), str(own[-1].name), len(own), band.counts[0]))
             read = (value for node in own for value in node.inputs if value is not None)
             weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
-        seconds, write = math.fsum(part.seconds for part in parts), partial(with_row_loops, model, bands)
-        yield Candidate(max(p.bytes for p in parts), seconds, write, tuple(loops), twice=sum(weights.values()))
+        need, twice, seconds = max(p.bytes for p in parts), sum(weights.values()), math.fsum(p.seconds for p in parts)
+        apart = APART * twice <= need
+        write = partial(with_row_loops, model, bands, apart)
+        yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + apart))
 
 
 def overlapping(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:

@@ -27,12 +27,14 @@ from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
 
 
-def with_row_loops(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
+def with_row_loops(model: ir.Model, bands: Sequence[Band], apart: bool = False) -> ir.Model:
     """The model with its bands in loops over rows.
 
     Args:
         model: With static shapes, in the order that the bands' steps count. Not changed.
         bands: Ascending and disjoint, as `row_rules` allows them.
+        apart: Whether the slices before and behind a loop are bodies of their own, of one turn. Then nothing that they
+            make stays but lines and results, and weights stand in three bodies in place of two.
 
     Raises:
         NotInLoopsError: no two slices of a band one after the other do the same; or the model's operator set is older
@@ -51,7 +53,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[Band]) -> ir.Model:
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks)
+        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks, apart=apart)
         in_loop.write(band, nodes)
         results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
@@ -176,7 +178,7 @@ _SLICES, _ALIKE = 6, 2
 def _slices(
     nodes: Mapping[ir.Node, Slicing], rows: Sequence[int], early: Sequence[Mapping[ir.Node, int]] = ()
 ) -> list[Slice]:
-    return [one for one in row_slices(nodes, rows, _least_rows, early) if one.tiles]
+    return [one for one in row_slices(nodes, rows, _until, early) if one.tiles]
 
 
 _AT_ONCE, _MUCH = 2, 2
@@ -358,11 +360,35 @@ def _least_rows(node: ir.Node) -> int:
     return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
 
 
+def _until(node: ir.Node, end: int, height: int) -> int:
+    """To which row a node gives rows that is asked for those before ``end``: to its last where few are left.
+
+    An image that is made so many times larger is made by as many rows at a time, and what is computed of it element by
+    element gives as many: so nothing is cut off that was made, and it stays in blocks.
+    """
+    sizes = [_rows_made(node)]
+    if node.op_type in _WITHIN:
+        sizes += [_rows_made(made) for v in node.inputs if v is not None and (made := v.producer()) is not None]
+    unit = max(sizes)
+    end = min(height, -(-end // unit) * unit)
+    return height if height - end < _least_rows(node) else end
+
+
+def _rows_made(node: ir.Node) -> int:
+    """How many rows a node makes of each row of an image that it makes larger; 1 of others."""
+    dims = [static_shape(v) or () for v in (node.inputs[0], node.outputs[0]) if v is not None]
+    if node.op_type not in ("Resize", "Upsample") or [len(each) for each in dims] != [4, 4]:
+        return 1
+    (*_, before, _), (*_, after, _) = dims
+    return after // before if before and after % before == 0 else 1
+
+
 @dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
-    """A band of which most slices are written once, as the body of a loop."""
+    """A band of which most slices are written once, as the body of a loop; those around them stand apart, or don't."""
 
     in_blocks: _Blocks
+    apart: bool
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
 
     def write(self, band: Band, nodes: Sequence[ir.Node]) -> None:
@@ -372,16 +398,43 @@ class _BandInLoop(BandWriter):
         begin, end = steady(slices)
         if end - begin < _ALIKE:
             raise NotInLoopsError(f"no two slices of {band.rows} rows one after the other do the same.")
-        self._add_as_nodes(slices[:begin])
+        self._add_once(slices[:begin])
         self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
-        self._add_as_nodes(slices[end:])
+        self._add_once(slices[end:])
         self.join()
 
-    def _add_as_nodes(self, slices: Sequence[Slice]) -> None:
-        """Write slices one after the other, each as copies of the nodes."""
+    def _add_once(self, slices: Sequence[Slice]) -> None:
+        """Write slices one after the other, each as copies of the nodes: where they are to stand apart, in a loop of
+        one turn, of which nothing stays but what is read behind it."""
+        writer, outside, wholes = self.writer, self.writer.order, self.wholes
+        if self.apart and slices:
+            writer.order, self.wholes = [], {}
         for one in slices:
             self.pooled.clear()
             self.add(one)
+        if outside is writer.order:
+            return
+        ends = [(v, (first, made[-1].rows[1])) for v, first in slices[-1].kept.items() if (made := self.pieces.get(v))]
+        lines = [(v, Piece(rows, self.read(v, self.axes[v], rows))) for v, rows in ends if rows[0] < rows[1]]
+        results = [(value, piece) for value, pieces in self.wholes.items() for piece in pieces]
+        self.reads.clear()
+        self.pieces, given, outputs = {}, list[ir.Value](), list[ir.Value]()
+        for _, piece in (*lines, *results):
+            assert piece.value is not None
+            self._add_end(piece.value, (), given)
+            shape = ir.Shape([1, *(static_shape(piece.value) or ())])
+            outputs.append(ir.Value(name=writer.fresh(f"{piece.value.name}.once"), type=piece.value.type, shape=shape))
+        number, of_all = self._numbers(range(1), 1, 1)
+        body = ir.Graph([number], given, nodes=writer.order, name=writer.fresh("rows.body"))
+        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 1)]
+        name = writer.fresh(f"rows.{slices[0].tiles[0][0].name}.once")
+        writer.order, self.wholes = outside, wholes
+        writer.order.append(ir.Node("", "Scan", [of_all], attributes, outputs=outputs, name=name))
+        for place, ((value, piece), output) in enumerate(zip((*lines, *results), outputs, strict=True)):
+            (begin, end), there = piece.rows, self.pieces if place < len(lines) else self.wholes
+            view = self._like(value, piece.rows, f"{value.name}.chunk{begin}_{end}")
+            writer.window("Reshape", [output, writer.integers(static_shape(view) or ())], {}, view)
+            there.setdefault(value, []).append(Piece(piece.rows, view))
 
     def join(self) -> None:
         """Put together what others read: views of slices, of which onnxruntime's default order has the last first."""

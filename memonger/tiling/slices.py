@@ -145,14 +145,15 @@ def needs_own(nodes: Mapping[ir.Node, Slicing]) -> bool:
 
 def row_slices(
     nodes: Mapping[ir.Node, Slicing], ends: Sequence[int],
-    least: Callable[[ir.Node], int] = lambda node: 1, early: Sequence[Mapping[ir.Node, int]] = (),
+    until: Callable[[ir.Node, int, int], int] = lambda node, end, height: end,
+    early: Sequence[Mapping[ir.Node, int]] = (),
 ) -> list[Slice]:  # fmt: skip
     """The slices of a band, one after the other.
 
     Args:
         nodes: Its nodes that read images, in order.
         ends: Of each slice the rows of the tallest result that are there behind it; of others as large a part.
-        least: How many rows a node gives at least, if it has as many: where fewer are left, it gives these, too.
+        until: From a node, the row that it is to give rows to, and how many it has, to the row that it gives them to.
         early: Of each slice before these the rows of nodes that are there behind it.
     """
     order, exits, again = list(nodes), exits_of(nodes), {node for node in nodes if runs_again(node, nodes)}
@@ -160,22 +161,21 @@ def row_slices(
     height = tallest(nodes)
     results = [{value: rows_in(value, nodes) * end // height for value in exits} for end in ends]
     wanted = [*((dict[ir.Value, int](), one) for one in early), *((one, dict[ir.Node, int]()) for one in results)]
-    for until, aims in wanted:
+    for needed, aims in wanted:
         tiles, reads = list[Tile](), dict[ir.Value, tuple[Interval, ...]]()
         for node in reversed(order):
-            begin, end = done.get(node, 0), max(aims.get(node, 0), *(until.get(value, 0) for value in node.outputs))
+            begin, end = done.get(node, 0), max(aims.get(node, 0), *(needed.get(value, 0) for value in node.outputs))
             if node in again:
                 begin = min((low for low, _ in reads.get(node.outputs[0], ())), default=end)
             if end <= begin:
                 continue
-            end = nodes[node].height if nodes[node].height - end < least(node) else end
-            copy = nodes[node].copy(begin, end)
+            copy = nodes[node].copy(begin, until(node, end, nodes[node].height))
             done[node] = copy.rows[1]
             tiles.append((node, copy))
             for index, rows in copy.inputs.items():
                 value = node.inputs[index]
                 assert value is not None
-                until[value] = max(rows[1], until.get(value, 0))
+                needed[value] = max(rows[1], needed.get(value, 0))
                 if rows not in reads.setdefault(value, ()):
                     reads[value] = (*reads[value], rows)
         slices.append((tuple(reversed(tiles)), reads))

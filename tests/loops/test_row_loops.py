@@ -16,12 +16,16 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.errors import PlanError
 from memonger.loops import candidates, search
+from memonger.loops.branch import in_branch
 from memonger.loops.rows import with_overlap, with_row_loops
 from memonger.loops.writer import NotInLoopsError
+from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
+from memonger.runtime.measure import MeasuredSession, RunJob, write_arrays
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.tiling.axes import row_rules
+from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.cutting import Refusal, Slicing
 from memonger.tiling.slices import Band, needs_own, row_band
 from tests.support.image_networks import ImageNetwork, rows_of_all
@@ -51,6 +55,13 @@ WIDE = """
 """
 """A block that makes channels many for a depthwise convolution, and an image that is made larger."""
 
+PYRAMID = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (b, w1)
+    u = Resize <coordinate_transformation_mode = "asymmetric", mode = "nearest", nearest_mode = "floor"> (c, , twice)
+    f = Add (u, b)  y = Conv <pads = [1, 1, 1, 1]> (f, w5)
+"""
+"""A feature pyramid: an image that is made larger, and what is added to it; rows are asked for from odd ones on."""
+
 CONSTANTS = {"low": 0, "high": 6, "twice": (1, 1, 2, 2)}
 
 
@@ -76,11 +87,11 @@ def test_nodes_of_signals_overlap_nothing() -> None:
     assert not with_overlap(load(model).ir)
 
 
-def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False) -> onnx.ModelProto:
+def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, apart: bool = False) -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir
     assert not overlap or with_overlap(loaded)
-    made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)]))
+    made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)], apart))
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -106,6 +117,39 @@ def test_rows_in_a_loop_give_the_same_bits(body: str, height: int, rows: int) ->
     assert same(got["y"], want["y"])
 
 
+@pytest.mark.parametrize(("body", "height", "rows"), [(RESIDUAL, 40, 8), (RESIDUAL, 37, 2), (LEVELS, 84, 4)])
+def test_what_stands_around_a_loop_runs_apart_with_the_same_bits(body: str, height: int, rows: int) -> None:
+    """Three loops one after the other: of one turn, of most slices, of one turn. No other node computes anything."""
+    width, channels = (24, 16) if body == RESIDUAL else (72, 8)
+    model = _model(body, height, channels, width)
+    made = _in_loops(model, rows, apart=True)
+    turns = [next(v for v in made.graph.initializer if v.name == scan.input[-1]).dims[0] for scan in _scans(made)]
+    assert (turns[0], turns[2]) == (1, 1)
+    assert turns[1] > 1
+    assert {node.op_type for node in made.graph.node} <= {"Scan", "Reshape", "Slice", "Concat"}
+    feeds = {"x": normal(7, 1, 3, height, width)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert same(got["y"], want["y"])
+
+
+def test_what_stands_around_a_loop_takes_less_apart_and_both_are_forecast(tmp_path: Path) -> None:
+    """What slices before a loop make doesn't wait for those behind it; and the picture is stacked slice by slice, then
+    transposed: so it is there twice."""
+    model, x = _model(RESIDUAL, 384, 32, 384), normal(7, 1, 3, 384, 384)
+    loaded, taken = load(model).ir, list[int]()
+    write_arrays(tmp_path / "inputs.npz", {"x": x})
+    for apart in (False, True):
+        made = in_branch(with_row_loops(loaded, [rows_of_all(loaded, 32)], apart))
+        ir.save(made, tmp_path / "made.onnx")
+        job = RunJob(*(str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz")), planned=False)
+        with MeasuredSession(job, tmp_path, "made") as session:
+            taken.append(session.loaded["peak_bytes"])
+        forecast = expected(made, {"x": x.shape}, cores_of(0))
+        assert forecast is not None
+        assert not process_memory.is_measurable() or 0.85 < forecast.run_bytes / taken[-1] < 1.15
+    assert not process_memory.is_measurable() or taken[1] < 0.9 * taken[0]
+
+
 @pytest.mark.parametrize("rows", [4, 8])
 def test_rows_of_cheap_nodes_are_computed_again_in_place_of_kept(rows: int) -> None:
     model, feeds = _model(WIDE, 64), {"x": normal(7, 1, 3, 64, 24)}
@@ -116,6 +160,19 @@ def test_rows_of_cheap_nodes_are_computed_again_in_place_of_kept(rows: int) -> N
     assert lines.isdisjoint("bch"), "what they give isn't kept"
     assert "a" in lines
     assert not any(node.metadata_props for node in inner.node)
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert same(got["y"], want["y"])
+
+
+def test_what_is_made_larger_is_added_in_blocks_without_a_cut() -> None:
+    """Nothing stands between an image that is made larger and the sum, which gives as many rows: a multiple of two."""
+    model, feeds = _model(PYRAMID, 64), {"x": normal(7, 1, 3, 64, 24)}
+    made = _in_loops(model, 8)
+    (scan,) = _scans(made)
+    inner = next(attribute.g for attribute in scan.attribute if attribute.name == "body")
+    maker = {name: node for node in inner.node for name in node.output}
+    (added,) = (node for node in inner.node if node.op_type == "Add")
+    assert "Resize" in {maker[name].op_type for name in added.input}
     want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
     assert same(got["y"], want["y"])
 
@@ -169,7 +226,7 @@ def test_any_network_of_images_gives_what_the_whole_gives() -> None:
         if not network.nodes:
             continue
         model = network.model()
-        made = _random_loops(model, chance.choice((1, 2, 3, 4, 6)), overlap=seed % 2 > 0)
+        made = _random_loops(model, chance.choice((1, 2, 3, 4, 6)), overlap=seed % 2 > 0, apart=seed % 3 > 0)
         if made is None:
             continue
         onnx.checker.check_model(made, full_check=True)
@@ -180,7 +237,7 @@ def test_any_network_of_images_gives_what_the_whole_gives() -> None:
     assert written > 15
 
 
-def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool) -> onnx.ModelProto | None:
+def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, apart: bool) -> onnx.ModelProto | None:
     """A model whose stretches run in slices of so many rows; None where none does."""
     loaded = load(model).ir
     if overlap:
@@ -195,7 +252,7 @@ def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool) -> onnx.M
     ways: Sequence[list[Band]] = [bands, *([band] for band in bands)]
     for way in ways:
         try:
-            return ir.serde.serialize_model(with_row_loops(loaded, way)) if way else None
+            return ir.serde.serialize_model(with_row_loops(loaded, way, apart)) if way else None
         except NotInLoopsError:
             continue
     return None
