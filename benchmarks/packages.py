@@ -83,15 +83,16 @@ def _quantized(form: str, base: str, target: Path) -> None:
 
 
 def _half(package: str, base: str, target: Path) -> None:
-    """A network in float16; with float32 inputs and outputs by onnxruntime's tool."""
+    """A network in float16; with float32 inputs and outputs by onnxruntime's tool, or its convolutions spared."""
     import onnx
 
     source = target.with_name("base.onnx")
-    if package == "onnxruntime":
+    if package in ("onnxruntime", "spared"):
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         _network(base, 1, source)
-        made = convert_float_to_float16(onnx.load(source), keep_io_types=True)
+        spared = ["Conv"] if package == "spared" else None
+        made = convert_float_to_float16(onnx.load(source), keep_io_types=spared is None, op_block_list=spared)
     else:
         from onnxconverter_common.float16 import convert_float_to_float16
 
@@ -121,6 +122,7 @@ def _learnt(name: str, target: Path) -> None:
     from skl2onnx import to_onnx
     from sklearn import cluster, decomposition, ensemble, linear_model, naive_bayes, neighbors, neural_network, svm
     from sklearn import gaussian_process as gp
+    from sklearn.impute import KNNImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -133,6 +135,7 @@ def _learnt(name: str, target: Path) -> None:
         "neighbours": neighbors.KNeighborsClassifier(),
         "kmeans": cluster.KMeans(4, n_init=2, random_state=0),
         "pca": make_pipeline(decomposition.PCA(5), linear_model.Ridge()),
+        "imputed": make_pipeline(KNNImputer(), linear_model.Ridge()),
         "bayes": naive_bayes.GaussianNB(),
         "gaussian": gp.GaussianProcessRegressor(random_state=0),
     }
@@ -184,7 +187,7 @@ def _keras(name: str, target: Path) -> None:
 
 IMAGE_NETS = ("resnet18", "mobilenet_v2", "googlenet")
 SKLEARN = ("logistic", "logistic plain", "forest", "forest plain", "boosting", "perceptron plain",
-           "svc plain", "neighbours plain", "kmeans", "pca", "bayes plain", "gaussian")  # fmt: skip
+           "svc plain", "neighbours plain", "kmeans", "pca", "imputed", "bayes plain", "gaussian")  # fmt: skip
 TOOLS = {
     "learners": ("skl2onnx", "onnxmltools", "onnxconverter-common", "lightgbm"),
     "keras": ("tensorflow-cpu", "tf2onnx"),
@@ -194,6 +197,7 @@ MADE: Mapping[str, tuple[str, Callable[..., None], tuple[str, ...]]] = {
     **{f"dynamic {base}": ("", _quantized, ("dynamic", base)) for base in ("resnet18", "gpt", "lstm")},
     **{f"int4 {base}": ("", _quantized, ("int4", base)) for base in ("gpt", "vit")},
     **{f"float16 {base}": ("", _half, ("onnxruntime", base)) for base in ("resnet18", "gpt", "unet")},
+    "float16 spared googlenet": ("", _half, ("spared", "googlenet")),
     **{
         f"float16 whole {base}": ("learners", _half, ("onnxconverter_common", base)) for base in ("mobilenet_v2", "vit")
     },

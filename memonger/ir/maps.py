@@ -51,7 +51,9 @@ def without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph, outputs = copy.graph, {value.name for value in proto.graph.output}
-    if all(each.domain not in _STANDARD for each in (*copy.opset_import, *graph.node)):
+    if not {each.domain for each in copy.opset_import}.union(each.domain for each in graph.node).intersection(
+        _STANDARD
+    ):
         copy.opset_import.add(version=_VERSION)  # CatBoost's trees and dictionaries are of ai.onnx.ml alone
     numbers, texts = dict[str, tuple[int, ...]](), dict[str, tuple[str, ...]]()
     for node in filter(_is_zip, graph.node):

@@ -4,7 +4,7 @@ The portable form, here, holds standard operators only and is bound to no machin
 `memonger.lowering.device_form`: it is what onnxruntime's own optimizer makes of the model for one machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -17,7 +17,9 @@ from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
+from memonger.model.bodies import body_of, write_out
 from memonger.plan_records import Spent
+from memonger.shapes.inference import infer_shapes
 from memonger.words import option
 
 
@@ -59,6 +61,31 @@ class Lowered:
     passes: tuple[PassRecord, ...] = ()
 
 
+_WITHOUT_KERNEL = frozenset([
+    "Bernoulli", "CastLike", "CausalConvWithState", "CenterCropPad", "GroupNormalization", "HardSwish",
+    "LinearAttention", "Mish", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU", "Swish",
+])  # fmt: skip
+"""Standard operators that onnxruntime has no kernel for, on the CPU: it runs their function bodies."""
+
+
+def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shapes) -> bool:
+    """A pass: operators that onnxruntime runs as their function bodies are these: it runs no others as planned.
+
+    Args:
+        model: The model. It is changed.
+        infer: What tells the types and shapes of what is written.
+    """
+    opset, found = model.ir.opset_imports.get("", 0), False
+    while nodes := [
+        node for node in model.graph
+        if node.domain == "" and node.op_type in _WITHOUT_KERNEL and body_of(node, opset) is not None
+    ]:  # fmt: skip
+        write_out(model, nodes)
+        infer(model)
+        found = True
+    return found
+
+
 def portable(model: Model) -> Lowered:
     """The portable form: without nodes or outputs nobody uses.
 
@@ -66,7 +93,14 @@ def portable(model: Model) -> Lowered:
         PlanError: the type of a value is unknown; it names the value.
     """
     made = run_passes(
-        model.clone(), "lower", forget_composites, remove_unused, name_nodes, put_updates_last, check_types
+        model.clone(),
+        "lower",
+        forget_composites,
+        write_out_bodies,
+        remove_unused,
+        name_nodes,
+        put_updates_last,
+        check_types,
     )
     return Lowered(made.ir, passes=made.passes)
 

@@ -7,6 +7,7 @@ and so are the bits. What computes shapes stays in the graph.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from memonger.devices import CPU, Cuda
 from memonger.errors import LoadError, PlanError, SessionError
 from memonger.ir.model import Model
 from memonger.lowering import calibrate
-from memonger.lowering.lowered import Lowered, portable
+from memonger.lowering.lowered import Lowered, portable, write_out_bodies
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
 from memonger.runtime import profile
@@ -89,6 +90,7 @@ def portable_form(model: Model, ranges: Mapping[str, DimRange]) -> Lowered:
     """
     copy = model.clone()
     _infer_types(copy, ranges)
+    write_out_bodies(copy, partial(_infer_types, ranges=ranges))
     lowered = portable(copy)
     _give_sizes(lowered.model, ranges, ())
     return lowered

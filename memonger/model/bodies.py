@@ -1,0 +1,86 @@
+"""Bodies that the standard gives operators as functions of others, written in their place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from memonger.errors import PlanError
+from memonger.ir.marks import inline
+from memonger.ir.model import Model
+from memonger.ir.rewrite import insert_for
+from memonger.ir.values import static_shape
+from memonger.model.load import lift_constants
+
+_DOMAIN = "memonger.body"
+
+
+def body_of(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
+    """The standard's function body of a node, at the newest version that ``opset`` allows; None where it has none."""
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset, ""):
+        return None
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # onnx's stubs lack what follows
+    versions = [v for v in schema.function_opset_versions if v <= opset]
+    dependent = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+    if versions:
+        data = schema.get_function_with_opset_version(max(versions))
+    elif dependent:
+        types = [_type_bytes(value) for value in node.inputs]
+        proto = ir.serde.serialize_node(node).SerializeToString()
+        data = schema.get_context_dependent_function_with_opset_version(max(dependent), proto, types)
+    else:
+        return None
+    return onnx.FunctionProto.FromString(data) if data else None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    if value is None or value.dtype is None:
+        return onnx.TypeProto().SerializeToString()
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), static_shape(value)).SerializeToString()
+
+
+def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
+    """Replace nodes of the model's graph by their bodies, whose types and shapes are to be inferred.
+
+    Raises:
+        PlanError: a body needs another operator set than the model's.
+    """
+    opset = int(model.ir.opset_imports[""])
+    for number, node in enumerate(nodes):
+        proto = body_of(node, opset)
+        if proto is None:
+            raise PlanError(f"{model.name}: operator {node.op_type} (node '{node.name}') has no function body.")
+        function = _as_function(proto, f"{node.op_type}_{number}", opset, len(node.outputs))
+        model.ir.functions[function.identifier()] = function
+        # The node's attributes, and for the others the standard's defaults: a body refers to either
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        defaults = [a.default_value for name, a in sorted(schema.attributes.items()) if name not in node.attributes]
+        call = ir.Node(
+            _DOMAIN,
+            function.name,
+            node.inputs,
+            [*node.attributes.values(), *(ir.serde.deserialize_attribute(a) for a in defaults if a.name)],
+            num_outputs=len(node.outputs),
+            name=node.name,
+        )
+        for old, new in zip(node.outputs, call.outputs, strict=True):
+            new.type, new.shape = old.type, old.shape
+        insert_for(node, [call], call.outputs)
+        model.graph.remove(node, safe=True)
+    model.ir.opset_imports.setdefault(_DOMAIN, 1)
+    inline(model.ir)
+    model.ir.opset_imports.pop(_DOMAIN, None)
+    lift_constants(model)
+
+
+def _as_function(proto: onnx.FunctionProto, name: str, opset: int, outputs: int) -> ir.Function:
+    """The body as a function with that many outputs: bodies don't write the outputs that the node leaves out."""
+    proto.domain, proto.name = _DOMAIN, name
+    del proto.opset_import[:], proto.output[outputs:]
+    proto.output[:] = [result or f"left_out_{k}" for k, result in enumerate(proto.output)]
+    proto.opset_import.append(onnx.helper.make_opsetid("", opset))
+    written = {result for node in proto.node for result in node.output}
+    left_out = [result for result in proto.output if result not in written]
+    proto.node.extend(onnx.helper.make_node("Constant", [], [result], value_float=0.0) for result in left_out)
+    return ir.serde.deserialize_function(proto)
