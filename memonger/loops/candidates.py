@@ -40,7 +40,7 @@ _PARTS = 6
 """In so many slices nodes are run alone that may give other last bits of rows."""
 
 APART = 4
-"""Slices before and behind a loop stand apart from it where so many times its weights are no more than is needed."""
+"""Slices before and behind a loop may stand apart where so many times its weights are no more than is needed."""
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -232,9 +232,9 @@ def in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:
             read = (value for node in own for value in node.inputs if value is not None)
             weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
         need, twice, seconds = max(p.bytes for p in parts), sum(weights.values()), math.fsum(p.seconds for p in parts)
-        apart = APART * twice <= need
-        write = partial(with_row_loops, model, bands, apart)
-        yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + apart))
+        for apart in (False, True)[: 1 + (APART * twice <= need)]:
+            write = partial(with_row_loops, model, bands, apart)
+            yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + apart))
 
 
 def overlapping(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:

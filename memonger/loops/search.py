@@ -48,7 +48,7 @@ from memonger.tiling.slice_check import SliceCheck
 from memonger.tiling.writer import SliceWriter
 from memonger.words import option
 
-TRIED, FORECAST = 8, 6
+TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
 
 UNSURE, SLACK = 0.4, 1.5
