@@ -11,9 +11,8 @@ from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
 
 DEVICES = {  # both for one that takes a moment; the others by turns. vgg19 and zfnet512 are chains as AlexNet is;
-    # tests/planner/test_networks_planned.py has residual networks
+    # tests/planner/test_networks_planned.py has residual and densely connected networks
     "bvlc_alexnet": ("none",),
-    "densenet121": ("cpu",),
     "inception_v1": ("cpu",),  # as inception_v2 is
     "shufflenet": ("none", "cpu"),
     "squeezenet": ("none",),
