@@ -119,3 +119,23 @@ def check_types(model: Model) -> None:
                 f"ONNX's inference can't tell it. Plan for a device ({option('device', 'cpu')}), or write it into the "
                 "model's value_info."
             )
+
+
+_MOVING = frozenset([
+    "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+    "Unsqueeze",
+])  # fmt: skip
+"""Operators that have kernels for all types on the CPU, as they compute nothing."""
+
+
+def in_16_bits(model: ir.Model) -> tuple[str, ...]:
+    """A note on a portable plan that computes in 16 bits, of which onnxruntime has few kernels for the CPU."""
+    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    computing = (node for node in model.graph if node.op_type not in _MOVING)
+    node = next((node for node in computing if any(value.dtype in halves for value in node.outputs)), None)
+    if node is None:
+        return ()
+    return (
+        f"'{node.name}' ({node.op_type}) computes in 16 bits: on a CPU onnxruntime casts what such nodes read and "
+        f"write, and doesn't run this plan. {option('device', 'cpu')} plans the model for there, casts included.",
+    )

@@ -22,7 +22,7 @@ from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
-from memonger.lowering.lowered import Lowered, portable
+from memonger.lowering.lowered import Lowered, in_16_bits, portable
 from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load_open, load_twice
 from memonger.option_names import Strategy
@@ -290,6 +290,8 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
     report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
+    if mode == "inference" and device.facts.is_portable:
+        notes += in_16_bits(lowered.model)
     if options.state:
         with_state(lowered.model, options.state, own.name)
     state = state_of(lowered.model, own.name)

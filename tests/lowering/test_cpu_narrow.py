@@ -65,6 +65,22 @@ def test_bfloat16_at_another_level_says_which_runs() -> None:
     np.testing.assert_array_equal(y, ReferenceEvaluator(model).run(None, {"x": x})[0])
 
 
+def test_a_portable_plan_in_16_bits_says_where_it_does_not_run() -> None:
+    """Nodes that compute nothing run in any type."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float16[2,3] x) => (float16[3,2] y) { t = Transpose<perm=[1,0]>(x)  y = OP(t) }"""
+    computing, moving = (
+        memonger.search_plan(onnx.parser.parse_model(text.replace("OP", op)), device="none", mode="inference")
+        for op in ("Relu", "Identity")
+    )
+    assert any("(Relu) computes in 16 bits" in note and "device='cpu'" in note for note in computing.notes)
+    x = {"x": np.ones((2, 3), np.float16)}
+    with pytest.raises(memonger.SessionError, match="no kernels"):
+        memonger.Session(computing).run(x)
+    assert not any("16 bits" in note for note in moving.notes)
+    memonger.Session(moving).run(x)
+
+
 def test_what_a_product_reads_transposed_is_cast_before() -> None:
     """Else nothing of memonger's reads it as it lies, and onnxruntime's optimizer ends the process (1.31.1)."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
