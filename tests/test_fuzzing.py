@@ -10,7 +10,7 @@ import pytest
 from tests.support.fuzzing import BAD, OUTCOMES, Outcome
 from tests.support.fuzzing.cases import KINDS
 
-CASES = 5  # of each kind
+CASES = 7  # of each kind
 LEAST = 1  # of them run: a fuzzer whose every case is refused says little
 
 
