@@ -51,9 +51,8 @@ def without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph, outputs = copy.graph, {value.name for value in proto.graph.output}
-    if not {each.domain for each in copy.opset_import}.union(each.domain for each in graph.node).intersection(
-        _STANDARD
-    ):
+    domains = {each.domain for each in copy.opset_import} | {each.domain for each in graph.node}
+    if domains.isdisjoint(_STANDARD):
         copy.opset_import.add(version=_VERSION)  # CatBoost's trees and dictionaries are of ai.onnx.ml alone
     numbers, texts = dict[str, tuple[int, ...]](), dict[str, tuple[str, ...]]()
     for node in filter(_is_zip, graph.node):

@@ -230,8 +230,9 @@ class Budgets:
     @cached_property
     def _plain_is_least(self) -> bool:
         """Whether nothing is looked for that takes less than without recomputation."""
-        is_least = self._has_too_many or self.total(self.plain) <= _NEXT_TO_LEAST * self.lower_bound
-        return all(self.request.graph.forward) and is_least
+        if not all(self.request.graph.forward):
+            return False
+        return self._has_too_many or self.total(self.plain) <= _NEXT_TO_LEAST * self.lower_bound
 
     @cached_property
     def _has_too_many(self) -> bool:
