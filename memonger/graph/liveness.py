@@ -4,7 +4,7 @@ A *storage* is the bytes of one or more values: views of each other, values that
 parts of a value that lie inside it. It has the size of the largest.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -39,19 +39,20 @@ class Storage:
     buffers: tuple[Buffer, ...]
 
 
-def last_reads(graph: Graph) -> list[int]:
-    """The last step that needs each value: -1 if none, ``len(nodes)`` for outputs. Nodes run in file order.
+def last_reads(graph: Graph, order: Sequence[int] | None = None) -> list[int]:
+    """The last step that needs each value: -1 if none, ``len(nodes)`` for outputs. Nodes run in this or in file order.
 
     A value that the runtime may hold as an alias of another (`Graph.runtime_aliases`) keeps that one alive as well.
     """
+    order = range(len(graph.nodes)) if order is None else order
     last = [-1] * len(graph.values)
-    for step, reads in enumerate(graph.reads):
-        for value in reads:
+    for step, node in enumerate(order):
+        for value in graph.reads[node]:
             last[value] = step
     for value in graph.outputs:
         last[value] = len(graph.nodes)
-    for ties in reversed(graph.runtime_aliases):
-        for source, target in ties:
+    for node in reversed(order):
+        for source, target in graph.runtime_aliases[node]:
             last[source] = max(last[source], last[target])
     return last
 
@@ -101,20 +102,53 @@ def assign_storage(
         groups = graph.groups
     check_groups(graph, groups)
     waits = {wait for wait, _ in graph.collectives}  # ranks add up where the gradients lie, whatever may share
-    draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)))
-    for step, writes in enumerate(graph.writes):
-        is_taken = step in taken or not graph.optional[step]
-        pairs = _allowed(graph, sharing, step, alignment, offsets, is_taken, sharing.inplace or step in waits)
-        planned = [value for value in writes if graph.planned[value]]
-        for number, value in enumerate(planned):
-            draft.put(step, value, pairs, planned[:number] if any(pairs) else ())
-        if pairs[2]:
-            draft.join(step, pairs[2])
+
+    def allowed(node: int) -> _Allowed:
+        is_taken = node in taken or not graph.optional[node]
+        return _allowed(graph, sharing, node, alignment, offsets, is_taken, sharing.inplace or node in waits)
+
+    draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)), allowed)
+    draft.run(range(len(graph.nodes)), 0)
     for members in groups:
         draft.gather(places(graph, members, alignment))
     if not sharing.reuse:
         draft.start, draft.stop = [0] * len(draft.sizes), [len(graph.nodes)] * len(draft.sizes)
     return draft.storage(alignment)
+
+
+def storage_in_window(
+    graph: Graph, order: Sequence[int], begin: int, end: int
+) -> Callable[[Sequence[int]], tuple[Storage, np.ndarray]]:
+    """What decides storages where the nodes of a window run in another order: all before it is decided once.
+
+    Args:
+        graph: The nodes and values.
+        order: In which its nodes run.
+        begin: The first step of the window.
+        end: Behind its last one. Nothing behind it is decided, as long as nothing there can put what lies in the window
+            inside something else, as groups and subviews do.
+
+    Returns: A function of the window's nodes in another order: the storages that it needs, and the bytes alive at its
+        steps.
+    """
+    decides_all = bool(graph.groups) or any(graph.subviews)
+
+    def allowed(node: int) -> _Allowed:
+        return _allowed(graph, Sharing(), node, ALIGNMENT, None, not graph.optional[node], True)
+
+    before = _Draft(graph, last_reads(graph, order), frozenset(chain.from_iterable(graph.groups)), allowed)
+    before.run(order[:begin], 0)
+
+    def decided(window: Sequence[int]) -> tuple[Storage, np.ndarray]:
+        steps = [*order[:begin], *window, *order[end:]]
+        draft = before.copy(last_reads(graph, steps))
+        draft.run(steps[begin:] if decides_all else window, begin)
+        for members in graph.groups:
+            draft.gather(places(graph, members, ALIGNMENT))
+        storage = draft.storage(ALIGNMENT, begin)
+        return storage, live_bytes(storage.buffers, len(steps))[begin:end]
+
+    return decided
 
 
 _Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Part, ...]]
@@ -152,10 +186,13 @@ class _Draft:
         start: The step at which it begins.
         stop: One after the last step that needs it.
         grouped: Values that lie in groups.
+        allowed: What of each node may share.
     """
 
-    def __init__(self, graph: Graph, last: Sequence[int], grouped: frozenset[int]) -> None:
-        self.graph, self.last, self.grouped = graph, last, grouped
+    def __init__(
+        self, graph: Graph, last: Sequence[int], grouped: frozenset[int], allowed: Callable[[int], _Allowed]
+    ) -> None:
+        self.graph, self.last, self.grouped, self.allowed = graph, last, grouped, allowed
         self.of_value = [-1] * len(graph.values)
         self.within = [0] * len(graph.values)
         self.members: list[list[int]] = []
@@ -163,6 +200,24 @@ class _Draft:
         self.sizes: list[int] = []
         self.start: list[int] = []
         self.stop: list[int] = []
+
+    def copy(self, last: Sequence[int]) -> "_Draft":
+        """What was decided, for steps behind it in an order in which values are needed until others."""
+        other = _Draft(self.graph, last, self.grouped, self.allowed)
+        other.of_value, other.within, other.members = self.of_value[:], self.within[:], [one[:] for one in self.members]
+        other.needed, other.sizes, other.start = dict(self.needed), self.sizes[:], self.start[:]
+        other.stop = [max((last[v] + 1 for v in one), default=0) for one in self.members]
+        return other
+
+    def run(self, nodes: Sequence[int], first: int) -> None:
+        """Decide what these nodes write, from a step on."""
+        for step, node in enumerate(nodes, first):
+            pairs = self.allowed(node)
+            planned = [value for value in self.graph.writes[node] if self.graph.planned[value]]
+            for number, value in enumerate(planned):
+                self.put(step, value, pairs, planned[:number] if any(pairs) else ())
+            if pairs[2]:
+                self.join(step, node, pairs[2])
 
     def put(self, step: int, value: int, pairs: _Allowed, done: Sequence[int]) -> None:
         """Give a value its storage: one that it takes over or joins at this step, or a new one.
@@ -220,7 +275,7 @@ class _Draft:
         self.needed[storage] = found, len(self.members[storage])
         return found
 
-    def join(self, step: int, subviews: Sequence[Part]) -> None:
+    def join(self, step: int, node: int, subviews: Sequence[Part]) -> None:
         """Put the storages of a node's inputs inside that of its output, where they can be.
 
         Of several that would have the same bytes of it the first one gets them.
@@ -228,7 +283,7 @@ class _Draft:
         joined: list[tuple[int, int]] = []
         for part, whole, byte in subviews:
             inner, outer = self.of_value[part], self.of_value[whole]
-            if inner == outer or whole not in self.graph.writes[step]:
+            if inner == outer or whole not in self.graph.writes[node]:
                 continue
             begin = byte - self.within[part]  # a node that joins begins a storage
             end = begin + self.sizes[inner]
@@ -275,16 +330,18 @@ class _Draft:
         for value, at in places.items():
             self._move(self.of_value[value], storage, at)
 
-    def storage(self, alignment: int) -> Storage:
-        """What was decided. Storages inside others are no buffers."""
+    def storage(self, alignment: int, since: int = 0) -> Storage:
+        """What was decided, of what is needed at this step or later. Storages inside others are no buffers."""
         end = len(self.graph.nodes)
-        kept = [storage for storage, members in enumerate(self.members) if members]
+        kept = [storage for storage, members in enumerate(self.members) if members and self.stop[storage] > since]
         buffers = tuple(
             Buffer(index, self.sizes[storage], self.start[storage], min(self.stop[storage], end), alignment)
             for index, storage in enumerate(kept)
         )
         if len(kept) < len(self.members):
-            number = {storage: index for index, storage in enumerate(kept)} | {-1: -1}
+            number = [-1] * (len(self.members) + 1)  # the last one for values that have none
+            for index, storage in enumerate(kept):
+                number[storage] = index
             self.of_value = [number[storage] for storage in self.of_value]
         return Storage(tuple(self.of_value), tuple(self.within), buffers)
 

@@ -33,6 +33,12 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
     """
     if tuple(schedule) == tuple(range(len(graph.nodes))):
         return graph
+    of_node = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in OF_NODE}
+    if len(set(schedule)) == len(schedule):  # nothing is computed again
+        moved = ("nodes", "reads", "writes", "aliases", "again")
+        return replace(
+            graph, **of_node, **{key: tuple(getattr(graph, key)[node] for node in schedule) for key in moved}
+        )
     names, sizes, planned = list(graph.values), list(graph.sizes), list(graph.planned)
     nodes, again = list[str](), list[str]()
     reads: list[tuple[int, ...]] = []
@@ -55,8 +61,8 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         again.append(graph.again[node] or (name if runs[node] else ""))
         runs[node] += 1
         writes.append(tuple(latest[value] for value in graph.writes[node]))
-        aliases.append(renumbered(graph.aliases[node], latest))
-    changes: dict[str, Any] = {key: tuple(getattr(graph, key)[node] for node in schedule) for key in OF_NODE}
+        aliases.append(renumbered(graph.aliases[node], latest) if graph.aliases[node] else ())
+    changes: dict[str, Any] = of_node
     changes |= {"again": tuple(again), "values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned)}
     changes |= {"nodes": tuple(nodes), "reads": tuple(reads), "writes": tuple(writes), "aliases": tuple(aliases)}
     return replace(graph, **changes)

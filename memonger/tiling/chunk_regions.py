@@ -16,7 +16,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from memonger.graph.graph import Graph
-from memonger.graph.liveness import assign_storage, live_bytes
+from memonger.graph.liveness import Storage, assign_storage, live_bytes, storage_in_window
 from memonger.graph.schedule import schedule_graph
 from memonger.ir.values import nbytes, static_shape
 from memonger.tiling.axes import Axes, slicing
@@ -54,34 +54,37 @@ def regions_of(
     """
     nodes, order = list(model.graph), list(range(len(graph.nodes)))
     regions: list[tuple[_Region, float]] = []
-    now, floor = graph, 0.0
+    needed, floor = live_bytes(assign_storage(graph).buffers, len(order)), 0.0
     for _ in range(MOST_REGIONS):
-        needed = [int(n) for n in live_bytes(assign_storage(now).buffers, len(now.nodes))]
         place = {step: at for at, step in enumerate(order)}
         least_at = {place[step]: least for region, least in regions for step in region.how}
-        worst = max((at for at in range(len(order)) if at not in least_at), key=lambda at: needed[at], default=-1)
+        worst = max((at for at in range(len(order)) if at not in least_at), key=needed.__getitem__, default=-1)
         floor = max([floor, *least_at.values()])
         if worst < 0 or needed[worst] <= floor:
             break
         low = max((at + 1 for at in least_at if at < worst), default=0)
         high = min((at for at in least_at if at > worst), default=len(order))
-        window = order[max(low, worst - REACH) : min(high, worst + REACH)]
+        begin, end = max(low, worst - REACH), min(high, worst + REACH)
+        window, decided = order[begin:end], storage_in_window(graph, order, begin, end)
         best = None
-        for region in _candidates(nodes, graph, order[worst], window, needed, place, refused):
-            trial = _reordered(order, graph, region, window, order[worst])
-            laid = schedule_graph(graph, trial)
-            part = _range(laid, trial, region, nodes)
+        for region in _candidates(nodes, graph, order[worst], window, needed[begin:end].tolist(), refused):
+            trial = _reordered(window, graph, region, order[worst])
+            storage, live = decided(trial)
+            part = _range(graph, storage, begin + trial.index(next(iter(region.how))), region, nodes)
             least = part.least(len(part.levels[-1]) - 1)
             rank = round(least / needed[worst], 2), -len(region.how)
             if least < GAIN * needed[worst] and (best is None or rank < best[0]):
-                best = rank, least, region, trial, laid
+                best = rank, least, region, trial, live
         if best is None:
-            floor = needed[worst]
+            floor = float(needed[worst])
             continue
         regions.append((best[2], best[1]))
-        order, now = best[3], best[4]
+        order[begin:end], needed[begin:end] = best[3], best[4]
     how = {step: answer for region, _ in regions for step, answer in region.how.items()}
-    ranges = sorted((_range(now, order, region, nodes) for region, _ in regions), key=lambda part: part.begin)
+    now, place = schedule_graph(graph, order), {step: at for at, step in enumerate(order)}
+    storage = assign_storage(now)
+    begins = ((place[next(iter(region.how))], region) for region, _ in regions)
+    ranges = sorted((_range(now, storage, at, region, nodes) for at, region in begins), key=lambda part: part.begin)
     return order, Axes(1, tuple(map(how.get, range(len(order)))), {}), tuple(ranges)
 
 
@@ -94,10 +97,13 @@ class _Region(NamedTuple):
 
 def _candidates(
     nodes: Sequence[ir.Node], graph: Graph, worst: int, window: Sequence[int], needed: Sequence[int],
-    place: Mapping[int, int], refused: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> Iterator[_Region]:  # fmt: skip
-    """Regions that have this step, along each axis of the large values that it reads or writes."""
-    high = HIGH * needed[place[worst]]
+    """Regions that have this step, along each axis of the large values that it reads or writes.
+
+    Each step of the window needs so many bytes.
+    """
+    is_high = {step: own >= HIGH * needed[window.index(worst)] for step, own in zip(window, needed, strict=True)}
     steps = {nodes[step]: step for step in window}
     seen = set[tuple[tuple[int, ...], int]]()
     size_of = dict(zip(graph.values, graph.sizes, strict=True))
@@ -105,7 +111,6 @@ def _candidates(
     largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
     for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
         for axis, length in enumerate(static_shape(value) or ()):
-            is_high = {step: needed[place[step]] >= high for step in window}
             for sums, back in itertools.product((True, False), repeat=2) if length > 1 else ():
                 grown = _Growth(steps, size_of, is_high, refused, length, sums, back)
                 region = grown.region(value, axis, nodes, graph, window)
@@ -229,8 +234,8 @@ class _Growth:
         return region
 
 
-def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequence[int], worst: int) -> list[int]:
-    """An order in which a region's steps stand one after the other.
+def _reordered(window: Sequence[int], graph: Graph, region: _Region, worst: int) -> list[int]:
+    """An order of a window in which a region's steps stand one after the other.
 
     What they need comes before them, what depends on them behind them; of the rest what stood before the worst step
     stays before, but updates wait for those who read the old content.
@@ -252,16 +257,17 @@ def _reordered(order: Sequence[int], graph: Graph, region: _Region, window: Sequ
             before.add(step)
             read.update(graph.reads[step])
     early, late = ([step for _, step in inner if (step in before) == side] for side in (True, False))
-    begin = order.index(window[first])
-    return [*order[:begin], *early, *region.how, *late, *order[begin + last - first + 1 :]]
+    return [*window[:first], *early, *region.how, *late, *window[last + 1 :]]
 
 
-def _range(graph: Graph, order: Sequence[int], region: _Region, nodes: Sequence[ir.Node]) -> StepSpan:
-    """What a region needs in an order. Slices can't be written into the whole of a value, or read where it lies, whose
-    axis isn't the outermost; nor into what was written over something that is now read whole."""
-    storage, axis_of = assign_storage(graph), axes_of_nodes({nodes[step]: how for step, how in region.how.items()})
+def _range(graph: Graph, storage: Storage, begin: int, region: _Region, nodes: Sequence[ir.Node]) -> StepSpan:
+    """What a region needs that begins at a step; its workspace only where the graph is in that order.
+
+    Slices can't be written into the whole of a value, or read where it lies, whose axis isn't the outermost; nor into
+    what was written over something that is now read whole.
+    """
+    axis_of = axes_of_nodes({nodes[step]: how for step, how in region.how.items()})
     axes = Axes(region.size, (), {str(value.name): axis for value, axis in axis_of.items()})
-    begin = order.index(next(iter(region.how)))
     part = measured(graph, storage, axes, [(begin, begin + len(region.how))])[0]
     number, own = {name: value for value, name in enumerate(graph.values)}, {nodes[step] for step in region.how}
     made = {value for node in own for value in node.outputs}
