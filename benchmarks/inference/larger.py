@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -35,13 +36,11 @@ from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
-NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4", "unet_860m", "decoder_fp32")
+NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4", "sd_unet", "decoder_fp32")
 DECODER = {
     "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
 }  # fmt: skip
 """Of 1.1 billion parameters, as TinyLlama has them."""
-WIDE = {"unet_860m": ("unet", {"width": 5.265, "image": 64, "channels": 4, "classes": 4})}
-"""A U-Net of 860 million parameters, as many as that of Stable Diffusion has, over images of its latents' size."""
 PROMPT, WORDS, LENGTH = 8, 8, 256
 CACHES = {
     "batch_size": 1, "sequence_length": (1, PROMPT), "past_sequence_length": (0, LENGTH),
@@ -358,7 +357,7 @@ def write(name: str, path: Path) -> None:
         is_int4 = name == "decoder_int4"
         ir.save(ir.from_proto(decoder(Sizes(**DECODER, is_int4=is_int4))), path, external_data="model.data")
     else:
-        network, settings = (LARGE | WIDE).get(name, (name, {}))
+        network, settings = LARGE.get(name, (name, {}))
         ir.save(models.build_ir(network, batch=1, **settings), path, external_data="model.data")
 
 
@@ -379,7 +378,9 @@ def lines(rows: Mapping[str, Any], command: str) -> Iterator[str]:
         for one in row.get("budgets", []):
             plan, budget = one["plan"], one["budget"] / MIB
             if "refused" in plan:
-                yield TABLE.row(name, f"planned, {one['share']:.0%}", budget) + f"  refused: {plan['refused'][:60]}"
+                smallest, bound = (int(size) / MIB for size in re.findall(r"\((\d+) bytes\)", plan["refused"])[1:])
+                said = f"refused: {smallest:.0f} was found to work, none below {bound:.0f} can"
+                yield TABLE.row(name, f"planned, {one['share']:.0%}", budget) + f"  {said}"
             elif one.keys() >= {"planned", "free"}:
                 sizes = [plan["resident"] - plan["window"], plan["window"], plan["read"]]
                 figures = _figures(one["planned"], row["stock"]["digest"], one["free"]["warm"])

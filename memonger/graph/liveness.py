@@ -131,22 +131,32 @@ def storage_in_window(
     Returns: A function of the window's nodes in another order: the storages that it needs, and the bytes alive at its
         steps.
     """
-    decides_all = bool(graph.groups) or any(graph.subviews)
+    stop = len(order) if graph.groups or any(graph.subviews) else end
 
     def allowed(node: int) -> _Allowed:
         return _allowed(graph, Sharing(), node, ALIGNMENT, None, not graph.optional[node], True)
 
-    before = _Draft(graph, last_reads(graph, order), frozenset(chain.from_iterable(graph.groups)), allowed)
+    last = last_reads(graph, order)
+    before = _Draft(graph, last, frozenset(chain.from_iterable(graph.groups)), allowed)
     before.run(order[:begin], 0)
+    before.drop(begin)
+    tied = [node for node in order[:begin] if graph.runtime_aliases[node]]
 
     def decided(window: Sequence[int]) -> tuple[Storage, np.ndarray]:
-        steps = [*order[:begin], *window, *order[end:]]
-        draft = before.copy(last_reads(graph, steps))
-        draft.run(steps[begin:] if decides_all else window, begin)
+        own = last.copy()
+        for step, node in enumerate(window, begin):
+            for value in graph.reads[node]:
+                if last[value] < end:
+                    own[value] = step
+        for node in reversed((*tied, *window)):
+            for source, target in graph.runtime_aliases[node]:
+                own[source] = max(own[source], own[target])
+        draft = before.copy(own)
+        draft.run((*window, *order[end:stop]), begin)
         for members in graph.groups:
             draft.gather(places(graph, members, ALIGNMENT))
-        storage = draft.storage(ALIGNMENT, begin)
-        return storage, live_bytes(storage.buffers, len(steps))[begin:end]
+        storage = draft.storage(ALIGNMENT)
+        return storage, live_bytes(storage.buffers, len(order))[begin:end]
 
     return decided
 
@@ -201,12 +211,27 @@ class _Draft:
         self.start: list[int] = []
         self.stop: list[int] = []
 
-    def copy(self, last: Sequence[int]) -> "_Draft":
-        """What was decided, for steps behind it in an order in which values are needed until others."""
+    def drop(self, step: int) -> None:
+        """Forget what nothing needs at a step or later."""
+        kept = [number for number, stop in enumerate(self.stop) if stop > step and self.members[number]]
+        self._renumber(kept)
+        self.needed = {}
+        for name in ("members", "sizes", "start", "stop"):
+            setattr(self, name, [getattr(self, name)[number] for number in kept])
+
+    def _renumber(self, kept: Sequence[int]) -> None:
+        """Number these storages in their order; values of others have none."""
+        number = [-1] * (len(self.members) + 1)  # the last one for values that have none
+        for index, storage in enumerate(kept):
+            number[storage] = index
+        self.of_value = [number[storage] for storage in self.of_value]
+
+    def copy(self, last: list[int]) -> "_Draft":
+        """What was decided, for steps behind it in another order, in which values are needed until other ones."""
         other = _Draft(self.graph, last, self.grouped, self.allowed)
         other.of_value, other.within, other.members = self.of_value[:], self.within[:], [one[:] for one in self.members]
-        other.needed, other.sizes, other.start = dict(self.needed), self.sizes[:], self.start[:]
-        other.stop = [max((last[v] + 1 for v in one), default=0) for one in self.members]
+        other.sizes, other.start = self.sizes[:], self.start[:]
+        other.stop = [max(last[value] + 1 for value in one) for one in self.members]
         return other
 
     def run(self, nodes: Sequence[int], first: int) -> None:
@@ -330,19 +355,16 @@ class _Draft:
         for value, at in places.items():
             self._move(self.of_value[value], storage, at)
 
-    def storage(self, alignment: int, since: int = 0) -> Storage:
-        """What was decided, of what is needed at this step or later. Storages inside others are no buffers."""
+    def storage(self, alignment: int) -> Storage:
+        """What was decided. Storages inside others are no buffers."""
         end = len(self.graph.nodes)
-        kept = [storage for storage, members in enumerate(self.members) if members and self.stop[storage] > since]
+        kept = [storage for storage, members in enumerate(self.members) if members]
         buffers = tuple(
             Buffer(index, self.sizes[storage], self.start[storage], min(self.stop[storage], end), alignment)
             for index, storage in enumerate(kept)
         )
         if len(kept) < len(self.members):
-            number = [-1] * (len(self.members) + 1)  # the last one for values that have none
-            for index, storage in enumerate(kept):
-                number[storage] = index
-            self.of_value = [number[storage] for storage in self.of_value]
+            self._renumber(kept)
         return Storage(tuple(self.of_value), tuple(self.within), buffers)
 
 

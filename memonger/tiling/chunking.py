@@ -384,26 +384,30 @@ def _best(plain: int, sessions: int, most: float, candidates: Sequence[Candidate
         most: Seconds that a candidate may take longer, by estimate.
         candidates: Along each axis.
     """
-    written, whole, slowest = list[InSlices](), plain + sessions, most
+    written, whole, slowest = list[Candidate](), plain + sessions, most
 
     def least() -> int:
-        return min([whole, *(one.with_sessions for one in written)])
+        return min([whole, *(one.written.with_sessions for one in written)])
 
-    def counting() -> list[InSlices]:
-        return [one for one in written if one.total <= WORTH * plain and one.with_sessions <= NEXT_TO * least()]
+    def counting() -> list[Candidate]:
+        limit = NEXT_TO * least()
+        return [one for one in written if one.written.total <= WORTH * plain and one.written.with_sessions <= limit]
+
+    def is_no_better(candidate: Candidate, than: Candidate) -> bool:
+        """Whether it isn't smaller than one that was written, nor saves more time than that, estimated or written."""
+        is_faster = candidate.seconds < min(0.0, than.seconds, than.written.extra)
+        return candidate.needed > SMALLER * than.written.total and not is_faster
 
     for candidate in sorted(itertools.chain.from_iterable(candidates), key=lambda one: one.least):
         if candidate.least > NEXT_TO * least():
             break
-        is_no_better = any(
-            candidate.needed > SMALLER * one.total and candidate.seconds >= min(0.0, one.extra) for one in counting()
-        )
-        if candidate.seconds <= slowest and not is_no_better:
-            written.append(candidate.written)
+        if candidate.seconds <= slowest and not any(is_no_better(candidate, than) for than in counting()):
+            written.append(candidate)
             most_bytes = NEXT_TO * least()
-            slowest = most + SAVED * min([0.0, *(one.extra for one in written if one.with_sessions <= most_bytes)])
-            written = [one for one in written if one.extra <= slowest]
-    return min(counting(), key=lambda one: (one.total, one.with_sessions), default=None)
+            saved = (one.written.extra for one in written if one.written.with_sessions <= most_bytes)
+            slowest = most + SAVED * min([0.0, *saved])
+            written = [one for one in written if one.written.extra <= slowest]
+    return min((one.written for one in counting()), key=lambda one: (one.total, one.with_sessions), default=None)
 
 
 def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> InSlices | None:
