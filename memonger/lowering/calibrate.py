@@ -2,11 +2,12 @@
 
 One run shows all but times. The first of a session touches memory for the first time: the system's work for that, up to
 half of a run, is in the times of the nodes that happen to write there. A planned run doesn't have it, so where times
-decide anything (what is recomputed) they are those of later runs.
+decide anything (what is recomputed) they are those of later runs, unless the first is long and has little of it.
 """
 
 import hashlib
 import math
+import os
 import statistics
 import threading
 import time
@@ -45,6 +46,10 @@ from memonger.words import FILE, NAME, N, option
 LATER_RUNS, LATER_SECONDS, LATER_NODES = 2, 1.0, 8192
 """Nodes are timed in so many runs at most; in more than one only as far as all of them end within so many seconds, and
 run so many nodes: of each the profiler keeps 2.5 KB until the end."""
+
+SYSTEM = 0.05
+"""Of the processor's time of a first run, the part that is the system's up to which its own times are good: it takes
+longer than all later runs together may, and touching memory for the first time is little of it."""
 
 LONGEST_LOOP = 10.0
 """Seconds after which the run of a model with a Loop is ended."""
@@ -250,10 +255,13 @@ def _run_on_host(
     """
     most = min(1 if wanted.other is not None or wanted.results else LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
     with session(model, CPU, options) as (made, _):
+        before = os.times()
         binding, results = once(made), None
+        user, system, *_, elapsed = (now - then for now, then in zip(os.times(), before, strict=True))
+        is_timed = elapsed > LATER_SECONDS and system <= SYSTEM * (user + system)
         if wanted.results or wanted.other is not None:
             results = _results(model, binding)
-        if wanted.times and (results is None or not wanted.is_over(results)):
+        if wanted.times and not is_timed and (results is None or not wanted.is_over(results)):
             begin, runs = time.perf_counter(), 0
             while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
                 once(made)

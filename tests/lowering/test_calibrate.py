@@ -86,11 +86,20 @@ def test_times_are_the_median_of_the_runs_after_the_first(tmp_path: Path, monkey
     assert len(run.seconds) == 3  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("limit", ["LATER_SECONDS", "LATER_NODES"])
-def test_long_runs_and_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(calibrate, limit, 0)
+def test_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "LATER_NODES", 0)
     assert _calibrated(tmp_path, spent=(spent := Spent())).seconds
     assert spent.runs == 2
+
+
+@pytest.mark.parametrize(("seconds", "of_system", "runs"), [(20.0, 0.5, 1), (20.0, 9.0, 3), (0.5, 0.0, 3)])
+def test_a_long_first_run_is_timed_where_little_of_it_is_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, of_system: float, runs: int
+) -> None:
+    clock = iter([(1.0, 2.0, 0.0, 0.0, 3.0), (1.0 + 20 - of_system, 2.0 + of_system, 0.0, 0.0, 3.0 + seconds)])
+    monkeypatch.setattr(calibrate.os, "times", lambda: next(clock))
+    assert len(_calibrated(tmp_path, spent=(spent := Spent())).seconds or ()) == 3
+    assert spent.runs == runs
 
 
 def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path) -> None:
