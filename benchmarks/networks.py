@@ -1,7 +1,8 @@
-"""The networks of `benchmarks.chunks`: those of ``models/``, and PyTorch modules exported with a dynamic batch."""
+"""Networks that are measured: those of ``models/``, PyTorch modules exported with a dynamic batch, single images."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from memonger.runtime.prepared import Input
 from models import torch_exports
 from models.torch_exports import TOKENS
 
-Family = Literal["CNN", "transformer", "recurrent"]
+Family = Literal["CNN", "transformer", "recurrent", "image"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Network:
 
 def write(name: str, path: Path, **options: object) -> None:
     """Write a network's ONNX file, with a symbolic batch; GPT-2's may have another ``num_layers``."""
-    network = NETWORKS[name]
+    network = (NETWORKS | IMAGES)[name]
     if network.write is not None:
         network.write(path, **options)
         return
@@ -69,7 +70,7 @@ _LLAMA = {
     "num_key_value_heads": 4, "intermediate_size": 2048,
 }  # fmt: skip
 
-NETWORKS: Mapping[str, Network] = {
+NETWORKS: dict[str, Network] = {
     "alexnet": Network("CNN"),
     "vgg11": Network("CNN", is_kin=True),
     "vgg16": Network("CNN"),
@@ -105,5 +106,17 @@ NETWORKS: Mapping[str, Network] = {
     "gpt2_scores": Network("transformer", torch_exports.gpt_scores, batches=(1, 4), is_long=True),
 }
 """Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""
+
+_SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("resnet50", 1024))
+
+
+def _square(name: str, pixels: int, path: Path) -> None:
+    onnx.save(models.build(name, batch=None, image=pixels), path)
+
+
+IMAGES: dict[str, Network] = {
+    name: Network("image", write=partial(torch_exports.export, name), batches=(1,)) for name in torch_exports.IMAGES
+} | {f"{name} {n}": Network("image", write=partial(_square, name, n), batches=(1,)) for name, n in _SQUARES}
+"""Networks of which one image takes much; and networks of ``models/`` for squares of so many pixels."""
 
 DEFAULT = tuple(name for name, network in NETWORKS.items() if not network.is_kin)

@@ -9,7 +9,7 @@ most that the process took which planned and saved, whole; the last column is wh
 
 Memory isn't disturbed by what else runs; no times are in these tables. Rows are kept in process.json: ``--resume``
 takes them, and measures what isn't there. ``--files FILE...`` adds rows of other models, as of large networks that take
-minutes to export. Of what has most weights stand seconds, too: of planning with saving, of loading, and of the last of
+minutes to export. Of what has most weights stand seconds, too: of planning, that with saving, of loading, and of the last of
 the three runs, one process after the other.
 """
 
@@ -148,11 +148,13 @@ def plan(source: str, target: str, mode: str, sizes: str = "{}", given: str = ""
 
         options["inputs"] = dict(np.load(given, allow_pickle=True))
     begin = time.perf_counter()
-    memonger.search_plan(source, dims=json.loads(sizes), **options).save(target)
+    found = memonger.search_plan(source, dims=json.loads(sizes), **options)
+    planned = time.perf_counter() - begin
+    found.save(target)
     seconds, peak, made = time.perf_counter() - begin, resident()["VmHWM"], memonger.Plan.load(target)
     predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
     print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
-                      "predicted": predicted / 2**20, "mapped": mapped / 2**20, "seconds": seconds}))  # fmt: skip
+                      "predicted": predicted / 2**20, "mapped": mapped / 2**20, "planned": planned, "seconds": seconds}))  # fmt: skip
 
 
 def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def _seconds(found: Mapping[str, Any], table: Any) -> Iterator[str]:
         if "run" in row["own"] and row["plan"]["weights"] > LARGE_MIB:
             stock = row.get("stock", {})
             times = (stock.get("load"), stock.get("run"), row["own"]["load"], row["own"]["run"])
-            yield table.row(name, row["plan"]["seconds"], *times)
+            yield table.row(name, row["plan"].get("planned"), row["plan"]["seconds"], *times)
 
 
 def main(resume: bool, files: Sequence[str] = ()) -> None:
@@ -266,7 +268,9 @@ def main(resume: bool, files: Sequence[str] = ()) -> None:
         "training<22", "persists>9.1f", "total>8.1f", "loaded>8.1f", "run>8.1f", "peak>8.1f", "predicted>10.1f",
         "planning>9.0f",
     )  # fmt: skip
-    seconds = Table("seconds<22", "plan>8.1f", "stock load>12.2f", "run>8.2f", "planned load>14.2f", "run>8.2f")
+    seconds = Table(
+        "seconds<22", "plan>8.1f", "and save>10.1f", "stock load>12.2f", "run>8.2f", "planned load>14.2f", "run>8.2f"
+    )
 
     def lines() -> Iterator[str]:
         yield from stamp("process" + (" --files FILE..." if files else ""), ("onnxruntime", "onnx", "onnx-ir"))

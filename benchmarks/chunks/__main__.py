@@ -5,8 +5,8 @@ onnxruntime as it comes, stock without its memory arena, memonger's plan without
 run takes over the loaded model (`memonger.runtime.process_memory`). Planning has a process of its own, too. Rows are
 kept in chunks.json as they are measured, those at batch 16 first: ``--minutes`` ends a run, ``--resume`` goes on.
 
-``--budgets``: GPT-2 in ever smaller budgets, with chunks and by recomputing alone: budgets.txt. ``--strips``: single
-images in strips of rows: strips.txt. ``--resume`` and ``--minutes`` hold for each of these.
+``--images``: networks of single images, at batch 1, in chunks of their rows: images.txt. ``--budgets``: GPT-2 in ever
+smaller budgets, with chunks and by recomputing alone: budgets.txt. ``--resume`` and ``--minutes`` hold for each.
 """
 
 import itertools
@@ -24,9 +24,8 @@ import numpy as np
 
 from benchmarks.chunks.budgets import budget_lines, measure_budgets
 from benchmarks.chunks.plans import Planner, Wish, slices
-from benchmarks.chunks.strips import measure_strips, strip_lines
 from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, progress, stamp
-from benchmarks.networks import DEFAULT, NETWORKS, write
+from benchmarks.networks import DEFAULT, IMAGES, NETWORKS, write
 from benchmarks.turns import contest, race
 from memonger.cli.differences import difference
 from memonger.runtime.measure import RunJob
@@ -179,14 +178,18 @@ def line(row: Row) -> str:
 
 def means(rows: Sequence[Row]) -> Iterator[str]:
     """Geometric means beside the aims."""
-    measured = [row for row in rows if not row.failed]
+    measured, known = [row for row in rows if not row.failed], NETWORKS | IMAGES
     for threads in sorted({row.threads for row in measured}, reverse=True):
         cores = f"{threads} threads" if threads > 1 else "1 thread"
         here = [row for row in measured if row.threads == threads]
-        for batch, (family, memory) in itertools.product((16, 64), (("CNN", "0.05"), ("transformer", "0.25"))):
-            chosen = [row for row in here if row.batch == batch and NETWORKS[row.network].family == family]
+        every = (
+            (1, "image", "0.05"),
+            *((n, *one) for n in (16, 64) for one in (("CNN", "0.05"), ("transformer", "0.25"))),
+        )
+        for batch, family, memory in every:
+            chosen = [row for row in here if row.batch == batch and known[row.network].family == family]
             yield from _mean(f"{family}s, batch {batch}, {cores}", chosen, memory)
-        for row in (row for row in here if NETWORKS[row.network].is_long and row.batch == 1):
+        for row in (row for row in here if known[row.network].is_long and row.batch == 1):
             ratio = row.plans["chunked"]["peak"] / row.plans["off"]["peak"]
             yield (
                 f"{row.network}, 1,024 tokens, {cores}: arena and workspace {ratio:.3f} of the plan without "
@@ -251,7 +254,7 @@ def measure_all(keys: Sequence[tuple[str, int, int]], record: Record) -> None:
 def keys_of(names: Sequence[str], batches: Sequence[int], threads: Sequence[int]) -> list[tuple[str, int, int]]:
     """All rows, in the order that they are measured."""
     every = itertools.product(batches, threads, names)
-    return [(name, n, count) for n, count, name in every if n in (NETWORKS[name].batches or batches)]
+    return [(name, n, count) for n, count, name in every if n in ((NETWORKS | IMAGES)[name].batches or batches)]
 
 
 def table(record: Record) -> Iterator[str]:
@@ -259,7 +262,7 @@ def table(record: Record) -> Iterator[str]:
     yield "Inference on the CPU in chunks: memory and latency beside stock onnxruntime and plans without chunks"
     yield from stamp(" ".join(["chunks", *sys.argv[1:]]), ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
     yield from ("", *HEAD, "", COLUMNS.heading)
-    places = {name: place for place, name in enumerate(NETWORKS)}
+    places = {name: place for place, name in enumerate([*NETWORKS, *IMAGES])}
     rows = [Row(**row) for row in record.rows.values()]
     rows.sort(key=lambda row: (places.get(row.network, len(places)), row.batch, row.threads))
     yield from (*map(line, rows), "", *means(rows))
@@ -294,7 +297,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 @click.option("--threads", default=",".join(map(str, THREADS)), callback=_numbers, metavar="N,...", show_default=True)
 @click.option("--quick", is_flag=True, help=f"{', '.join(QUICK)} at batch 16 on one thread.")
 @click.option("--budgets", "wanted", flag_value="budgets", help="GPT-2 in ever smaller budgets.")
-@click.option("--strips", "wanted", flag_value="strips", help="Single images in strips of rows, on one thread.")
+@click.option("--images", "wanted", flag_value="images", help="Single images, in chunks of their rows.")
 @click.option("--resume", is_flag=True, help="Go on where the kept rows end: measure what isn't there, or failed.")
 @click.option("--minutes", type=click.FloatRange(0), default=math.inf, help="Begin no row after so many.")
 @click.option("--untimed", is_flag=True, help="With --budgets: memory and bits, which need no quiet.")
@@ -308,17 +311,15 @@ def main(
         measure_budgets(record, threads[0], untimed)
         keep(budget_lines(record, threads[0]), HERE / "budgets.txt")
         return
-    if wanted == "strips":
-        record = Record(HERE / "strips.json", resume, minutes)
-        measure_strips(record, 1)
-        keep(strip_lines(record, 1), HERE / "strips.txt")
-        return
     if quick:
         networks, batches, threads = QUICK, (16,), (1,)
-    is_kept = resume or (networks, batches, threads) == (DEFAULT, BATCHES, THREADS)
-    record = Record(HERE / "chunks.json" if is_kept else None, resume, minutes)
+    stem = "chunks"
+    if wanted == "images":
+        stem, networks, batches = "images", tuple(IMAGES), (1,)
+    is_kept = resume or (networks, batches, threads) in [(DEFAULT, BATCHES, THREADS), (tuple(IMAGES), (1,), THREADS)]
+    record = Record(HERE / f"{stem}.json" if is_kept else None, resume, minutes)
     measure_all(keys_of(networks, batches, threads), record)
-    keep(table(record), HERE / "chunks.txt" if is_kept else None)
+    keep(table(record), HERE / f"{stem}.txt" if is_kept else None)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from benchmarks.networks import random_inputs
 from memonger.cli.compare import symbolic_sizes
 from memonger.devices import CPU
 from memonger.errors import BudgetError
-from memonger.graph.costs import flops
 from memonger.ir.values import nbytes
 from memonger.model.load import load
 from memonger.options import Options
@@ -99,7 +98,6 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         "predicted": plan.predicted_bytes,
         "stock": plan.stock_bytes or 0,
         "outputs": sum(nbytes(value) or 0 for value in dict.fromkeys(plan.model.graph.outputs)),
-        "flops": sum(map(flops, plan.model.graph)),
         "nodes": len(plan.graph.nodes),
         "recomputed": len(plan.recomputed),
         "chunks": [

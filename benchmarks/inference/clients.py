@@ -27,7 +27,6 @@ import onnx
 
 import memonger
 from benchmarks import browser
-from benchmarks.inference.loops import images
 from benchmarks.inference.loops_packages import open_dims, sizes_of
 from benchmarks.machine import MIB, ROOT, Record, Table, keep, stamp
 from benchmarks.networks import write
@@ -194,10 +193,10 @@ def models(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, Callable[[P
         make(path := folder / "model.onnx")
         return path
 
-    known, own = images(), list[tuple[str, Callable[[Path], None], int, Sizes]]()
+    own = list[tuple[str, Callable[[Path], None], int, Sizes]]()
     own += [(name, partial(write, name), BATCH, {}) for name in NETWORKS]
     own += [(f"{OPEN}, open batch", partial(write, OPEN), BATCH, {"batch": (1, BATCH)})]
-    own += [(f"{name}, one image", known[name], 1, {}) for name in IMAGES]
+    own += [(f"{name}, one image", partial(write, name), 1, {}) for name in IMAGES]
     for label, make, batch, dims in own:
         if not names or any(word in label for word in names):
             yield label, partial(written, make), batch, dims

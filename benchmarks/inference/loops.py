@@ -13,32 +13,24 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-import onnx
-
 import memonger
-import models
 from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, stamp
-from benchmarks.networks import DEFAULT, NETWORKS, write
+from benchmarks.networks import DEFAULT, IMAGES, NETWORKS, write
 from memonger.errors import PlanError
 from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
 from memonger.model.load import load
 from memonger.runtime.feeds import random_feeds
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
 from memonger.runtime.program import inputs_of
-from models import torch_exports
 
 PACKAGES = ("onnxruntime", "onnx", "onnx-ir", "numpy")
 BATCH = 16
 OVERHEAD, IMAGES_OVERHEAD = 0.05, 0.1
 """How much longer a run may take."""
-
-SQUARES = (("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("resnet50", 1024))
-"""Networks of ``models/``, and the height and width of the image that they are given."""
 
 TABLE = Table(
     "network<19", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f", "forecast>9.2f",
@@ -46,23 +38,13 @@ TABLE = Table(
 )  # fmt: skip
 
 
-def images() -> Mapping[str, Callable[[Path], None]]:
-    """Networks of single images, and what writes their files."""
-    squares = {f"{name} {pixels}": partial(_square, name, pixels) for name, pixels in SQUARES}
-    return {name: partial(torch_exports.export, name) for name in torch_exports.IMAGES} | squares
-
-
-def _square(name: str, pixels: int, path: Path) -> None:
-    onnx.save(models.build(name, batch=None, image=pixels), path)
-
-
 def rows(
-    name: str, write: Callable[[Path], None], batch: int, counts: Sequence[int], most: float
+    name: str, batch: int, counts: Sequence[int], most: float
 ) -> Mapping[int, tuple[str, float | None, float | None]]:
     """By the number of threads a line of the table, and the ratios of memory and time; one file for all of them."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        write(path)
+        write(name, path)
         begin = time.perf_counter()
         try:
             made = memonger.shrink(path, batch=batch, max_overhead=most)
@@ -144,7 +126,7 @@ def lines(name: str, names: Sequence[str], batch: int, threads: int, most: float
     for network in (network for network in names if network in record.rows):
         line, memory, took = record.rows[network]["row"]
         yield line
-        family: str = NETWORKS[network].family if network in NETWORKS else "images"
+        family = (NETWORKS | IMAGES)[network].family
         means += [(family, memory, took)] if memory is not None and took is not None else []
     yield ""
     for family in dict.fromkeys(family for family, _, _ in means):
@@ -157,21 +139,18 @@ def main() -> None:
     """Measure, print and keep the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", action="store_true", help="networks of single images")
-    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *images()], help="only these networks, and no file")
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *IMAGES], help="only these networks, and no file")
     parser.add_argument("--batch", type=int, default=BATCH, help="images or sequences at a time; those of --images: 1")
     threads = "within a node; 0: onnxruntime's default; a table for each number, each file made once"
     parser.add_argument("--threads", type=int, nargs="+", default=[0], help=threads)
     parser.add_argument("--resume", action="store_true", help="run what the tables' rows in JSON lack")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no network after so many")
     given = parser.parse_args()
-    unknown = set(given.names).difference(images() if given.images else NETWORKS)
+    unknown = set(given.names).difference(IMAGES if given.images else NETWORKS)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: {'without' if given.images else 'with'} --images")
     batch, most = (1, IMAGES_OVERHEAD) if given.images else (given.batch, OVERHEAD)
-    known: Mapping[str, Callable[[Path], None]] = images()
-    usual = list(known)
-    if not given.images:
-        known, usual = {n: partial(write, n) for n in NETWORKS}, [n for n in DEFAULT if not NETWORKS[n].is_long]
+    usual = list(IMAGES) if given.images else [name for name in DEFAULT if not NETWORKS[name].is_long]
     stem = "images" if given.images else "loops" if batch == BATCH else f"loops_batch{batch}"
     paths = {n: Path(__file__).with_name(f"{stem}_threads{n}.txt" if n else f"{stem}.txt") for n in given.threads}
     records = {
@@ -182,7 +161,7 @@ def main() -> None:
     for name in names:
         missing = [n for n, record in records.items() if name not in record.rows and not record.is_over]
         if missing:
-            for count, row in rows(name, known[name], batch, missing, most).items():
+            for count, row in rows(name, batch, missing, most).items():
                 records[count].add(name, {"row": row})
                 print(f"{count or 'all'} threads: {row[0]}", flush=True)
     told = ["--images"] if given.images else [f"--batch {batch}"] if batch != BATCH else []
