@@ -9,8 +9,8 @@ most that the process took which planned and saved, whole; the last column is wh
 
 Memory isn't disturbed by what else runs; no times are in these tables. Rows are kept in process.json: ``--resume``
 takes them, and measures what isn't there. ``--files FILE...`` adds rows of other models, as of large networks that take
-minutes to export. Of what has most weights stand seconds, too: of planning, that with saving, of loading, and of the last of
-the three runs, one process after the other.
+minutes to export. Of what has most weights stand seconds, too: of planning, that with saving, of loading, and of the
+last of the three runs, one process after the other.
 """
 
 import hashlib
@@ -154,7 +154,8 @@ def plan(source: str, target: str, mode: str, sizes: str = "{}", given: str = ""
     seconds, peak, made = time.perf_counter() - begin, resident()["VmHWM"], memonger.Plan.load(target)
     predicted, mapped = made.process_bytes or 0, made.mapped_bytes or 0
     print(json.dumps({"peak": peak, "total": made.total_bytes / 2**20, "weights": made.parameter_bytes / 2**20,
-                      "predicted": predicted / 2**20, "mapped": mapped / 2**20, "planned": planned, "seconds": seconds}))  # fmt: skip
+                      "predicted": predicted / 2**20, "mapped": mapped / 2**20,
+                      "planned": planned, "seconds": seconds}))  # fmt: skip
 
 
 def ask(*arguments: str, limit: float | None = None) -> dict[str, Any]:

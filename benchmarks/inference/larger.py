@@ -13,7 +13,7 @@ the system's cache, the warm one is the median of those after it; cached: outsid
 may keep what it likes. A run of a decoder says a prompt and 8 words, each the likeliest, with caches that grow; its
 times are those of a word. busy is the machine's load average when a process began. Rows are kept in larger.json, each
 process's figures as soon as it has ended: ``--resume`` takes them and measures what isn't there; ``--minutes N`` begins
-no network after so many. ``--files FILE...`` adds rows of other models.
+no network after so many. ``--files FILE...`` adds rows of other models, as of Stable Diffusion's UNet.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from benchmarks.machine import MIB, Record, Table, keep, progress, stamp
 from benchmarks.process import LARGE, resident
 
 HERE = Path(__file__).parent
-NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4", "sd_unet", "decoder_fp32")
+NETWORKS = ("resnet50", "vit_b16", "vit_l16", "bert_large", "decoder_int4", "decoder_fp32")
 DECODER = {
     "layers": 22, "heads": 32, "kv_heads": 4, "head": 64, "width": 2048, "hidden": 5632, "words": 32000, "longest": 512,
 }  # fmt: skip
