@@ -8,7 +8,7 @@ from onnxruntime's schemas. Shapes are by `memonger.shapes.rules`.
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import onnx
@@ -84,10 +84,10 @@ def _infer_and_fold(model: Model) -> Exception | None:
 
 
 def infer_types(model: Model) -> Exception | None:
-    """ONNX's own inference as `infer_once`, with the types that it doesn't know of other domains' operators."""
-    complete_types(model.graph)
+    """ONNX's own inference as `infer_once`, with the types that it doesn't know."""
+    complete_types(model.graph, _UNINFERRED)
     complaint = infer_once(model)
-    while complete_types(model.graph):
+    while complete_types(model.graph, ("", *_UNINFERRED)):
         complaint = infer_once(model)
     return complaint
 
@@ -508,11 +508,15 @@ OPERATORS: Mapping[str, tuple[Source, ...]] = {
 outputs."""
 
 
-def complete_types(graph: ir.Graph) -> bool:
-    """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
+_UNINFERRED = ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml")
+"""Domains whose operators ONNX has no inference for, or gives no types to."""
+
+
+def complete_types(graph: ir.Graph, domains: Sequence[str]) -> bool:
+    """Give types to outputs without one of operators of these domains. Returns: whether any were."""
     found = False
     for node in graph:
-        if node.domain not in ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml"):
+        if node.domain not in domains:
             continue
         for place, value in enumerate(node.outputs):
             if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
@@ -521,7 +525,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of onnxruntime's own domains or ``ai.onnx.ml``; None where nothing tells it."""
+    """The type of an output of a node, which ONNX's inference may not know; None where nothing tells it."""
+    if node.domain == "":
+        return _standard_type(node, place)
     if node.domain == "com.microsoft.nchwc":
         return _FLOAT  # as all of that layout
     if node.domain == "ai.onnx.ml":
@@ -549,6 +555,24 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     if value is None:
         return instead
     return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
+
+
+def _standard_type(node: ir.Node, place: int) -> ir.DataType | None:
+    """Of a standard operator whose inference leaves an output out, as old versions' do: that of an input that the
+    standard gives the same type.
+    """
+    opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
+    if opset is None or not onnx.defs.has(node.op_type, opset, ""):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    wanted = schema.outputs[place].type_str if place < len(schema.outputs) else ""
+    several = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    alike = [
+        value
+        for value, formal in zip(node.inputs, schema.inputs, strict=False)
+        if formal.type_str == wanted and formal.option != several
+    ]
+    return next((v.dtype for v in alike if v is not None and isinstance(v.type, ir.TensorType)), None)
 
 
 _FLOAT_OF_ANY = (

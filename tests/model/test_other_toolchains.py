@@ -19,6 +19,7 @@ from memonger.ir.element_types import ElementType
 from memonger.runtime import feeds
 from memonger.shapes import inference
 from tests.support.networks import model_of, run_stock, same_bits, stock
+from tests.support.stock import normal, parse
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "none"])
 NODE, INFO, TEXT = helper.make_node, helper.make_tensor_value_info, TensorProto.STRING
@@ -403,3 +404,14 @@ def test_a_classifier_of_a_model_without_standard_operators(device: str) -> None
     model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 64])], outputs, [])
     del model.opset_import[0]
     _agree(model, {"x": X}, device)
+
+
+def test_a_type_that_onnx_leaves_out_is_the_inputs_of_the_same_kind() -> None:
+    """Statistics that old versions of BatchNormalization give have no type by ONNX's inference."""
+    model = parse(
+        "g (float[N, 4, 3, 3] x, float[4] s) => (float[N, 4, 3, 3] y) { y, a, b, c, d = BatchNormalization (x, s, s, s, s) }",
+        opset=9,
+    )
+    plan = memonger.search_plan(model, mode="inference", device="none", dims={"N": 2})
+    feed = {"x": normal(0, 2, 4, 3, 3), "s": np.ones(4, np.float32)}
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model, "ORT_DISABLE_ALL"), feed))
