@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -361,6 +362,29 @@ def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Val
     return fixed
 
 
+def give_sizes(model: ir.Model) -> None:
+    """Give values without a size those that rules tell of the inputs' sizes, whatever these hold."""
+    if lacking := _lacking(model.graph):
+        _give_sizes(model, lacking)
+
+
+def _lacking(graph: ir.Graph) -> list[ir.Value]:
+    return [value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None]
+
+
+def _give_sizes(model: ir.Model, lacking: Sequence[ir.Value]) -> Mapping[str, np.ndarray]:
+    """The same for some values. Returns: what the sizes alone decide the content of."""
+    described = {str(v.name): shape for v in all_values(model.graph) if (shape := static_shape(v)) is not None}
+    try:
+        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
+    except PlanError:
+        return {}  # malformed attributes: whoever runs the node says so
+    for value in lacking:
+        if (shape := shapes.get(str(value.name))) is not None:
+            value.shape = ir.Shape(list(shape))
+    return contents
+
+
 def fold_shape_arithmetic(model: ir.Model) -> bool:
     """Give values the shapes that rules tell; where the content of an input decides the size of an output, make that
     content an initializer.
@@ -371,7 +395,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
     Returns: whether anything was folded.
     """
     graph, known = model.graph, set(model.graph.initializers.values())
-    lacking = [value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None]
+    lacking = _lacking(graph)
     deciding = [
         (node, place, value)
         for node in graph.all_nodes()
@@ -381,14 +405,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
     ]
     if not lacking and not deciding:
         return False
-    described = {str(v.name): shape for v in all_values(graph) if (shape := static_shape(v)) is not None}
-    try:
-        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
-    except PlanError:
-        return False  # malformed attributes: whoever runs the node says so
-    for value in lacking:
-        if (shape := shapes.get(str(value.name))) is not None:
-            value.shape = ir.Shape(list(shape))
+    contents = _give_sizes(model, lacking)
     made: dict[ir.Value, ir.Value] = {}
     names = {str(value.name) for value in all_values(graph)}
     for node, place, value in deciding:

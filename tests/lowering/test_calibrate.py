@@ -93,7 +93,9 @@ def test_long_runs_and_many_nodes_are_timed_once(tmp_path: Path, monkeypatch: py
     assert spent.runs == 2
 
 
-def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path) -> None:
+def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "FEW", 0)
+
     def runs(**wanted: Any) -> tuple[int, calibrate.CalibratingRun]:
         run = _calibrated(tmp_path, calibrate.Wanted(**wanted), spent := Spent())
         assert spent.seconds > 0
