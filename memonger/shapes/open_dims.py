@@ -1,6 +1,6 @@
 """A lowered model whose inputs have ranges of sizes: its shapes at one size, and as a file has them, symbolic."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -71,14 +71,22 @@ def opened(model: ir.Model, ranges: Mapping[str, DimRange]) -> ir.Model:
     }
     for value in (value for node in copy.graph for value in node.outputs if value.name):
         value.shape = common[str(value.name)]
-    by_name: dict[str, ir.Value] = {str(value.name): value for value in copy.graph.inputs}
+    name_dims(copy.graph.inputs, model, ranges)
+    return copy
+
+
+def name_dims(inputs: Sequence[ir.Value], model: ir.Model, ranges: Mapping[str, DimRange]) -> None:
+    """Give inputs the shapes of a model's, in place, with the ranges' names where those are of the largest sizes."""
+    shapes = {str(value.name): value.shape for value in model.graph.inputs}
+    by_name = {str(value.name): value for value in inputs}
+    for name, value in by_name.items():
+        value.shape = shapes.get(name, value.shape)
     for name, one in ranges.items():
         for text in one.places:
             where, axis = place_of(text)
             dims = list(by_name[where].shape or ())
             dims[axis] = ir.SymbolicDim(name)
             by_name[where].shape = ir.Shape(dims)
-    return copy
 
 
 def _common(shapes: list[Shape | None]) -> ir.Shape | None:

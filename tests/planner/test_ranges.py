@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 import memonger
 from memonger.cli.commands import main
@@ -428,6 +429,31 @@ def test_a_size_computed_to_a_scalar_runs_at_every_size() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "m1"))
     plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 3), "s": (1, 16)}, device="none")
     _run_all(memonger.Session(plan), model, [(3, 16), (2, 6), (1, 1)], "ORT_DISABLE_ALL")
+
+
+def test_a_constant_image_is_resized_to_every_size() -> None:
+    """Of inputs without a rank onnxruntime follows the sizes to none at all, and refuses the model (1.32.0)."""
+    model = networks.model_of(
+        [
+            helper.make_node("Shape", ["x"], ["s"], start=2), helper.make_node("Div", ["s", "two"], ["half"]),
+            helper.make_node("Concat", ["front", "half"], ["sizes"], axis=0),
+            helper.make_node("Resize", ["image", "", "", "sizes"], ["y"], mode="linear"),
+        ],
+        {"x": ["n", 3, "h", "w"]}, {"y": [1, 2, "a", "b"]},
+        two=np.array([2]), front=np.array([1, 2]), image=np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4),
+    )  # fmt: skip
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 2), "h": (8, 12), "w": (8, 12)})
+    session = memonger.Session(plan)
+    for shape in ((1, 3, 8, 12), (2, 3, 11, 9)):
+        feed = {"x": np.ones(shape, np.float32)}
+        assert networks.same_bits(session.run(feed), networks.run_stock(networks.stock(model), feed))
+
+
+def test_plans_for_inputs_of_other_ranks_share_a_session() -> None:
+    model = networks.model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": None}, {"y": None})
+    feeds = [{"x": np.ones(shape, np.float32)} for shape in ((2, 3), (2, 3, 4))]
+    session = memonger.Session([memonger.search_plan(model, mode="inference", inputs=feed) for feed in feeds])
+    assert [session.run(feed)["y"].shape for feed in feeds] == [(2, 3), (2, 3, 4)]
 
 
 def test_attention_of_the_standard_runs_at_every_size() -> None:
