@@ -575,13 +575,15 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
 
 
 def _standard_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """Of a standard operator whose inference leaves an output out, as old versions' do: that of an input that the
-    standard gives the same type.
+    """Of a standard operator whose inference leaves an output out, as old versions' do, or that is newer than the
+    model's operator set, as onnxruntime runs some: that of an input that the standard gives the same type.
     """
-    opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
-    if opset is None or not onnx.defs.has(node.op_type, opset, ""):
+    if not onnx.defs.has(node.op_type, ""):
         return None
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    newest = onnx.defs.get_schema(node.op_type, "")
+    opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
+    is_known = opset is not None and onnx.defs.has(node.op_type, opset, "")
+    schema = onnx.defs.get_schema(node.op_type, opset or 1, "") if is_known else newest
     wanted = schema.outputs[place].type_str if place < len(schema.outputs) else ""
     several = onnx.defs.OpSchema.FormalParameterOption.Variadic
     alike = [

@@ -419,3 +419,19 @@ def test_a_type_that_onnx_leaves_out_is_the_inputs_of_the_same_kind() -> None:
         return {"x": normal(0, 2, 4, 3, 3), **{name: np.ones(4, np.float32) for name in "stmv"}}
 
     assert same_bits(memonger.Session(plan).run(feed()), run_stock(stock(model, "ORT_DISABLE_ALL"), feed()))
+
+
+@pytest.mark.parametrize("sizes", [2, (1, 3)])
+def test_operators_newer_than_the_models_set_have_types(sizes: Any) -> None:
+    """onnxruntime's tool for transformers writes LayerNormalization into models of any operator set."""
+    model = model_of(
+        [
+            helper.make_node("LayerNormalization", ["x", "s", "s"], ["a"], axis=-1),
+            helper.make_node("Mul", ["a", "s"], ["y"]),
+        ],
+        {"x": ["N", 8]}, {"y": ["N", 8]}, s=np.ones(8, np.float32),
+    )  # fmt: skip
+    model.opset_import[0].version = 16
+    plan = memonger.search_plan(model, mode="inference", device="none", dims={"N": sizes})
+    feed = {"x": normal(0, 2, 8)}
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model, "ORT_DISABLE_ALL"), feed))
