@@ -45,7 +45,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.prepared import Input
 from memonger.runtime.program import inputs_of
 from memonger.shapes import open_dims
-from memonger.shapes.inference import forget_symbolic, give_sizes, infer_once, run_time_sized
+from memonger.shapes.inference import forget_symbolic, give_sizes, infer_types, run_time_sized
 from memonger.shapes.ranges import DimRange
 from memonger.units import MiB, in_full
 from memonger.words import option
@@ -539,7 +539,7 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
     dynamic = run_time_sized(model)
     if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
         try:
-            infer_once(Model(model, "the optimized model"))
+            infer_types(Model(model, "the optimized model"))
         except LoadError:
             forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
         give_sizes(model)

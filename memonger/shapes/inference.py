@@ -363,9 +363,12 @@ def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Val
 
 
 def give_sizes(model: ir.Model) -> None:
-    """Give values without a size those that rules tell of the inputs' sizes, whatever these hold."""
-    if lacking := _lacking(model.graph):
+    """Give values of a known type the sizes that rules tell of the inputs' sizes, where they have none."""
+    before, lacking = math.inf, _lacking(model.graph)
+    while 0 < len(lacking) < before:  # rules may read what is fixed of the shapes that others gave
+        before = len(lacking)
         _give_sizes(model, lacking)
+        lacking = _lacking(model.graph)
 
 
 def _lacking(graph: ir.Graph) -> list[ir.Value]:
