@@ -360,11 +360,20 @@ def _parts(plan: Plan) -> str:
     return ", ".join(parts[:-1]) + f" and {parts[-1]}"
 
 
+_NEAR = 0.05
+"""By how much more than planned may be measured before it is said that it is the whole process that is measured."""
+
+
 def _prediction(plan: Plan, ours: Measured) -> str:
-    measured = "" if ours.peak_bytes is None else f" Measured: {format_size(ours.peak_bytes)}."
-    if measured and plan.window is not None:
-        measured = f"{measured[:-1]}, with what passes through the window of {format_size(plan.window.nbytes)}."
-    return f"The plan says {_parts(plan)}.{measured}"
+    says = "For the largest sizes the plan says" if plan.ranges else "The plan says"
+    if ours.peak_bytes is None:
+        return f"{says} {_parts(plan)}."
+    measured = f"Measured: {format_size(ours.peak_bytes)}"
+    if plan.window is not None:
+        measured += f", with what passes through the window of {format_size(plan.window.nbytes)}"
+    elif plan.predicted_bytes is not None and ours.peak_bytes > (1 + _NEAR) * plan.predicted_bytes:
+        measured += " of the process, with what onnxruntime and Python take of their own for a run"
+    return f"{says} {_parts(plan)}. {measured}."
 
 
 def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.devices import Cuda, Device, Stamp
@@ -41,9 +42,10 @@ from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory, profile
 from memonger.runtime.arena import host_memory
 from memonger.runtime.backend import backend
+from memonger.runtime.prepared import Input
 from memonger.runtime.program import inputs_of
 from memonger.shapes import open_dims
-from memonger.shapes.inference import forget_symbolic, infer_once, run_time_sized
+from memonger.shapes.inference import forget_symbolic, give_sizes, infer_types, run_time_sized
 from memonger.shapes.ranges import DimRange
 from memonger.units import MiB, in_full
 from memonger.words import option
@@ -165,6 +167,16 @@ def _computing(model: ir.Model) -> Counter[str]:
     return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
 
 
+def _varied(feeds: Mapping[str, np.ndarray], inputs: Sequence[Input]) -> dict[str, np.ndarray]:
+    """The feeds, with zeros and ones where integers are all zeros: rows that are alike tell little of a form's bits."""
+    rng, found = np.random.default_rng(0), dict(feeds)
+    for each in inputs:
+        array = feeds.get(each.name)
+        if array is not None and array.dtype.kind in "iub" and array.size > 1 and not each.fill:
+            found[each.name] = rng.integers(0, 2, array.shape).astype(array.dtype)
+    return found
+
+
 class _Calibrated(NamedTuple):
     """A lowered model as it ran, what was measured, and what it gave; nothing measured where its bits were enough."""
 
@@ -219,25 +231,40 @@ class _Lowering:
         if settings.ranges:
             with suppress(SessionError):
                 return self.calibrated(model, other[1](), calibrate.Wanted(settings.times), "sizes_open").whole
-            return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
-        given = settings.inputs or feeding.random_feeds(inputs_of(first.graph))
-        lowering = replace(self, settings=replace(settings, inputs=given))
-        (borrowing, in_full), wanted = other, calibrate.Wanted(settings.times, results=True)
+        elif settings.inputs is not None:
+            with suppress(SessionError):
+                return self.of_two(model, first, other)
+        else:
+            inputs = inputs_of(first.graph)
+            zeros = feeding.random_feeds(inputs)
+            for given in (_varied(zeros, inputs), zeros):
+                with suppress(SessionError):  # it doesn't run on these inputs: nothing is known of its bits
+                    return replace(self, settings=replace(settings, inputs=given)).of_two(model, first, other)
+        return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+
+    def of_two(
+        self, model: Model, first: Model, other: tuple[Model | None, Callable[[], Model]]
+    ) -> tuple[Model, Calibration]:
+        """The first form, or what `computing_otherwise` gives where its bits differ; both run on the inputs given.
+
+        Raises:
+            SessionError: one doesn't run on them.
+        """
+        (borrowing, in_full), wanted = other, calibrate.Wanted(self.settings.times, results=True)
         if borrowing is not None:  # it isn't what is planned: it runs once, and before times are taken of the first
-            try:
-                seen = lowering.calibrated(model, borrowing, replace(wanted, times=False), "sizes_open")
-            except SessionError:  # it doesn't run on these inputs: nothing is known of its bits
-                return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+            seen = self.calibrated(model, borrowing, replace(wanted, times=False), "sizes_open")
             wanted = replace(wanted, other=seen.results, if_same=True)
         found = self.calibrated(model, first, wanted)
         if borrowing is not None and found.calibration is not None:
             return found.whole
         with suppress(SessionError):
-            wanted = calibrate.Wanted(settings.times, other=found.results)
-            stock = lowering.calibrated(model, in_full(), wanted, "sizes_open")
+            wanted = calibrate.Wanted(self.settings.times, other=found.results)
+            stock = self.calibrated(model, in_full(), wanted, "sizes_open")
             if stock.calibration is not None:
                 return stock.whole
-        return (found if found.calibration else self.calibrated(model, first, calibrate.Wanted(settings.times))).whole
+        if found.calibration is not None:
+            return found.whole
+        return self.calibrated(model, first, calibrate.Wanted(self.settings.times)).whole
 
     def optimized(
         self, source: Model, original: Model, name: str, level: str | None = None, known: Weights | None = None
@@ -512,9 +539,10 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
     dynamic = run_time_sized(model)
     if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
         try:
-            infer_once(Model(model, "the optimized model"))
+            infer_types(Model(model, "the optimized model"))
         except LoadError:
             forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
+        give_sizes(model)
         dynamic = run_time_sized(model)
     for value in (v for node in model.graph for v in node.outputs):
         seen = run.tensors.get(str(value.name))

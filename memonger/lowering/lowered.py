@@ -17,7 +17,7 @@ from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
-from memonger.model.bodies import body_of, write_out
+from memonger.model.bodies import body_of, write_loop, write_out
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
 from memonger.words import option
@@ -76,6 +76,9 @@ def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shap
         infer: What tells the types and shapes of what is written.
     """
     opset, found = model.ir.opset_imports.get("", 0), False
+    for node in [node for node in model.graph if node.domain == "" and node.op_type == "SequenceMap"]:
+        write_loop(model, node)
+        found = True
     while nodes := [
         node for node in model.graph
         if node.domain == "" and node.op_type in _WITHOUT_KERNEL and body_of(node, opset) is not None

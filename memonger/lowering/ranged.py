@@ -65,10 +65,10 @@ def run(
             try:
                 runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given, wanted, spent))
             except SessionError as error:
-                step = option("dims", {next(iter(ranges)): Placeholder(either("(64, 512, 32)", "64:512:32"))})
+                open_dims.bind(model, shapes)
                 raise PlanError(
-                    f"{name}: it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} A range "
-                    f"with a step leaves sizes out: {step}."
+                    f"{name}: it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} "
+                    f"{_that_run(model, ranges)}"
                 ) from error
     finally:
         for value, shape in zip(model.graph.inputs, symbolic, strict=True):
@@ -117,6 +117,21 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[c
     _give_sizes(model, ranges, seen)
 
 
+def _that_run(model: ir.Model, ranges: Mapping[str, DimRange]) -> str:
+    """Which sizes run, as a sentence."""
+    with suppress(PlanError):
+        if found := open_dims.sizes_that_run(model, ranges):
+            return open_dims.in_words(found)
+    step = option("dims", {next(iter(ranges)): Placeholder(either("(64, 512, 32)", "64:512:32"))})
+    return f"A range with a step leaves sizes out: {step}."
+
+
+def not_all_run(model: ir.Model, ranges: Mapping[str, DimRange]) -> tuple[str, ...]:
+    """A note where sizes of the ranges don't run that nothing was measured at: onnxruntime refuses them in a run."""
+    found = open_dims.sizes_that_run(model, ranges)
+    return (f"not all sizes of the ranges run, planned or not. {open_dims.in_words(found)}",) if found else ()
+
+
 def _infer_types(model: Model, ranges: Mapping[str, DimRange]) -> None:
     """Types of values by inference, as far as it knows their operators; no shapes."""
     shapes = open_dims.largest(model.ir, ranges)
@@ -134,7 +149,9 @@ def _give_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[
         try:
             own = sizes.at(ranging.shapes_at(shapes, ranges, at))
         except SizesError as error:
-            raise PlanError(f"its shapes contradict each other at {ranging.in_words(at)}: {error}.") from error
+            raise PlanError(
+                f"its shapes contradict each other at {ranging.in_words(at)}: {error}. {_that_run(model, ranges)}"
+            ) from error
         for name, shape in zip(sizes.names, own, strict=True) if seen else ():
             _, dims = seen[number].tensors.get(name, (None, None))
             if shape is not None and dims is not None and shape != dims:

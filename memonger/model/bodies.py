@@ -9,8 +9,9 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.ir.marks import inline
 from memonger.ir.model import Model
+from memonger.ir.names import fresh
 from memonger.ir.rewrite import insert_for
-from memonger.ir.values import static_shape
+from memonger.ir.values import all_values, graphs, static_shape
 from memonger.model.load import lift_constants
 
 _DOMAIN = "memonger.body"
@@ -38,6 +39,57 @@ def _type_bytes(value: ir.Value | None) -> bytes:
     if value is None or value.dtype is None:
         return onnx.TypeProto().SerializeToString()
     return onnx.helper.make_tensor_type_proto(int(value.dtype), static_shape(value)).SerializeToString()
+
+
+def write_loop(model: Model, node: ir.Node) -> None:
+    """Replace a ``SequenceMap`` of the model's graph by the ``Loop`` that the standard says it is.
+
+    Its function body can't be read on its own: the node's own body, which stands in it, reads values around the node.
+    """
+    taken = {str(value.name) for graph in graphs(model.ir) for value in all_values(graph)}
+    body = node.attributes["body"].as_graph()
+
+    def value(what: str, kind: ir.TypeProtocol | None, scalar: bool = True) -> ir.Value:
+        name = fresh(f"{node.outputs[0].name}/{what}", taken)
+        return ir.Value(name=name, type=kind, shape=ir.Shape([]) if scalar else None)
+
+    def made(operator: str, *inputs: ir.Value, output: ir.Value, **attributes: int) -> ir.Node:
+        return ir.node(operator, inputs, attributes or None, outputs=[output])
+
+    whole, truth = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    turn, going, goes_on = value("turn", whole), value("going", truth), value("goes_on", truth)
+    count, begin = value("count", whole), value("begin", truth)
+    empty, before, after = ([value(what, out.type, False) for out in node.outputs] for what in ("empty", "in", "out"))
+    elements = []
+    for given, read in zip(node.inputs, body.inputs, strict=True):
+        assert given is not None
+        if isinstance(given.type, ir.SequenceType):
+            elements.append(made("SequenceAt", given, turn, output=value("element", given.type.elem_type, False)))
+        replacement = elements[-1].outputs[0] if isinstance(given.type, ir.SequenceType) else given
+        read.replace_all_uses_with(replacement, replace_graph_outputs=True)
+    steps, results, weights = list(body), list(body.outputs), list(body.initializers.values())
+    body.outputs.clear()
+    body.initializers.clear()
+    body.remove(steps)
+    inserts = [made("SequenceInsert", *each[:2], output=each[2]) for each in zip(before, results, after, strict=True)]
+    inside = [made("Identity", going, output=goes_on), *elements, *steps, *inserts]
+    loop = ir.Graph(
+        [turn, going, *before], [goes_on, *after], nodes=inside, initializers=weights,
+        name=fresh(f"{node.outputs[0].name}/body", taken),
+    )  # fmt: skip
+    call = ir.node("Loop", [count, begin, *empty], {"body": loop}, num_outputs=len(node.outputs), name=node.name)
+    for old, new in zip(node.outputs, call.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+    (first,) = node.inputs[:1]
+    assert first is not None
+    start = [
+        made("SequenceLength", first, output=count),
+        ir.node("Constant", [], {"value": ir.tensor(True)}, outputs=[begin]),
+        *(made("SequenceEmpty", output=each, dtype=int(each.dtype or 1)) for each in empty),
+    ]
+    insert_for(node, [*start, call], call.outputs)
+    model.graph.remove(node, safe=True)
+    lift_constants(model)
 
 
 def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from memonger.devices import Device
-from memonger.errors import BudgetError, PlanError
+from memonger.errors import BudgetError, LoadError, MemongerError, PlanError
 from memonger.graph import schedule, stock
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes
@@ -290,6 +290,10 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
     report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
+    if ranges:
+        from memonger.lowering.ranged import not_all_run
+
+        notes += not_all_run(lowered.model, ranges)
     if mode == "inference" and device.facts.is_portable:
         notes += in_16_bits(lowered.model)
     if options.state:
@@ -351,9 +355,25 @@ def _loaded(source: Source | Model, options: Options) -> tuple[Model, Model | No
     """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
-    own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=_shapes_of(options.inputs))
+    shapes = _shapes_of(options.inputs)
+    try:
+        own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=shapes)
+    except LoadError as error:
+        raise LoadError(" ".join(filter(None, (str(error), _sizes_that_run(source, options))))) from error
     path = Path(source) if isinstance(source, str | Path) else None
     return dataclasses.replace(own, path=path), unbound
+
+
+def _sizes_that_run(source: Source | Model, options: Options) -> str:
+    """Of a model whose shapes contradict each other: at which of its sizes they don't; nothing where nothing tells."""
+    asked, ranges = options.sizes, options.ranges
+    near = {name: DimRange(size, size + 2 * open_dims.MOST_STEP) for name, size in asked.items()}
+    with suppress(MemongerError):
+        model, placed = load_open(source, {**near, **ranges}, batch=options.batch)
+        found = open_dims.sizes_that_run(model.ir, placed) or {}
+        nearest = {n: one if n in ranges else dataclasses.replace(one, most=one.least) for n, one in found.items()}
+        return open_dims.in_words(nearest) if nearest else ""
+    return ""
 
 
 def _request_of(

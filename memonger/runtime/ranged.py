@@ -139,6 +139,8 @@ class RangedProgram:
             lending: See `memonger.runtime.weights.message`.
         """
         model = session_model(plan, self.base, any_shape=True)
+        # Of inputs without shapes onnxruntime follows the sizes that nodes compute, and wrongly
+        open_dims.name_dims(model.graph.inputs, plan.model, plan.ranges)
         yield SessionGroup(message(model, lending), (0,), (self.base,), takes_any_shape=True)
         if self._few is None:
             return
@@ -152,6 +154,7 @@ class RangedProgram:
                     node.replace_input_with(index, value)
         model.graph.remove(list(dict.fromkeys(idle.values())), safe=True)
         expose(model, self._few.program.planned, any_shape=True)
+        open_dims.name_dims(model.graph.inputs, plan.model, plan.ranges)
         yield SessionGroup(message(model, lending), (0,), (self._few.program,), takes_any_shape=True)
 
     def _without_idle(self, plan: Plan, program: Program) -> "_Few":

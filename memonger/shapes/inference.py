@@ -8,9 +8,10 @@ from onnxruntime's schemas. Shapes are by `memonger.shapes.rules`.
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -84,10 +85,10 @@ def _infer_and_fold(model: Model) -> Exception | None:
 
 
 def infer_types(model: Model) -> Exception | None:
-    """ONNX's own inference as `infer_once`, with the types that it doesn't know of other domains' operators."""
-    complete_types(model.graph)
+    """ONNX's own inference as `infer_once`, with the types that it doesn't know."""
+    complete_types(model.graph, _UNINFERRED)
     complaint = infer_once(model)
-    while complete_types(model.graph):
+    while complete_types(model.graph, ("", *_UNINFERRED)):
         complaint = infer_once(model)
     return complaint
 
@@ -361,6 +362,32 @@ def input_independent(model: ir.Model, *, overridden: bool = True) -> set[ir.Val
     return fixed
 
 
+def give_sizes(model: ir.Model) -> None:
+    """Give values of a known type the sizes that rules tell of the inputs' sizes, where they have none."""
+    before, lacking = math.inf, _lacking(model.graph)
+    while 0 < len(lacking) < before:  # rules may read what is fixed of the shapes that others gave
+        before = len(lacking)
+        _give_sizes(model, lacking)
+        lacking = _lacking(model.graph)
+
+
+def _lacking(graph: ir.Graph) -> list[ir.Value]:
+    return [value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None]
+
+
+def _give_sizes(model: ir.Model, lacking: Sequence[ir.Value]) -> Mapping[str, np.ndarray]:
+    """The same for some values. Returns: what the sizes alone decide the content of."""
+    described = {str(v.name): shape for v in all_values(model.graph) if (shape := static_shape(v)) is not None}
+    try:
+        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
+    except PlanError:
+        return {}  # malformed attributes: whoever runs the node says so
+    for value in lacking:
+        if (shape := shapes.get(str(value.name))) is not None:
+            value.shape = ir.Shape(list(shape))
+    return contents
+
+
 def fold_shape_arithmetic(model: ir.Model) -> bool:
     """Give values the shapes that rules tell; where the content of an input decides the size of an output, make that
     content an initializer.
@@ -371,7 +398,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
     Returns: whether anything was folded.
     """
     graph, known = model.graph, set(model.graph.initializers.values())
-    lacking = [value for value in all_values(graph) if value.name and dense(value) and static_shape(value) is None]
+    lacking = _lacking(graph)
     deciding = [
         (node, place, value)
         for node in graph.all_nodes()
@@ -381,14 +408,7 @@ def fold_shape_arithmetic(model: ir.Model) -> bool:
     ]
     if not lacking and not deciding:
         return False
-    described = {str(v.name): shape for v in all_values(graph) if (shape := static_shape(v)) is not None}
-    try:
-        shapes, contents = Sizes(model, contents_alone=not lacking).as_far_as_known(described)
-    except PlanError:
-        return False  # malformed attributes: whoever runs the node says so
-    for value in lacking:
-        if (shape := shapes.get(str(value.name))) is not None:
-            value.shape = ir.Shape(list(shape))
+    contents = _give_sizes(model, lacking)
     made: dict[ir.Value, ir.Value] = {}
     names = {str(value.name) for value in all_values(graph)}
     for node, place, value in deciding:
@@ -508,11 +528,15 @@ OPERATORS: Mapping[str, tuple[Source, ...]] = {
 outputs."""
 
 
-def complete_types(graph: ir.Graph) -> bool:
-    """Give types to outputs of onnxruntime's own operators and of ai.onnx.ml without one. Returns: whether any were."""
+_UNINFERRED = ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml")
+"""Domains whose operators ONNX has no inference for, or gives no types to."""
+
+
+def complete_types(graph: ir.Graph, domains: Sequence[str]) -> bool:
+    """Give types to outputs without one of operators of these domains. Returns: whether any were."""
     found = False
     for node in graph:
-        if node.domain not in ("com.microsoft", "com.microsoft.nchwc", "ai.onnx.ml"):
+        if node.domain not in domains:
             continue
         for place, value in enumerate(node.outputs):
             if value.name and value.dtype is None and (dtype := output_type(node, place)) is not None:
@@ -521,7 +545,9 @@ def complete_types(graph: ir.Graph) -> bool:
 
 
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """The type of an output of a node of onnxruntime's own domains or ``ai.onnx.ml``; None where nothing tells it."""
+    """The type of an output of a node, which ONNX's inference may not know; None where nothing tells it."""
+    if node.domain == "":
+        return _standard_type(node, place)
     if node.domain == "com.microsoft.nchwc":
         return _FLOAT  # as all of that layout
     if node.domain == "ai.onnx.ml":
@@ -549,6 +575,26 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     if value is None:
         return instead
     return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
+
+
+def _standard_type(node: ir.Node, place: int) -> ir.DataType | None:
+    """Of a standard operator whose inference leaves an output out, as old versions' do, or that is newer than the
+    model's operator set, as onnxruntime runs some: that of an input that the standard gives the same type.
+    """
+    if not onnx.defs.has(node.op_type, ""):
+        return None
+    newest = onnx.defs.get_schema(node.op_type, "")
+    opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
+    is_known = opset is not None and onnx.defs.has(node.op_type, opset, "")
+    schema = onnx.defs.get_schema(node.op_type, opset or 1, "") if is_known else newest
+    wanted = schema.outputs[place].type_str if place < len(schema.outputs) else ""
+    several = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    alike = [
+        value
+        for value, formal in zip(node.inputs, schema.inputs, strict=False)
+        if formal.type_str == wanted and formal.option != several
+    ]
+    return next((v.dtype for v in alike if v is not None and isinstance(v.type, ir.TensorType)), None)
 
 
 _FLOAT_OF_ANY = (

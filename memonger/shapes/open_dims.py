@@ -1,13 +1,27 @@
 """A lowered model whose inputs have ranges of sizes: its shapes at one size, and as a file has them, symbolic."""
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from memonger.ir.values import static_shape
-from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, place_of, points, shapes_at, terms_of
+from memonger.shapes.ranges import (
+    MOST_RANGES,
+    DimRange,
+    completed,
+    in_terms_of,
+    own,
+    place_of,
+    points,
+    shapes_at,
+    terms_of,
+)
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
+from memonger.words import Placeholder, either, option
 
 
 def largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str, Shape]:
@@ -71,14 +85,22 @@ def opened(model: ir.Model, ranges: Mapping[str, DimRange]) -> ir.Model:
     }
     for value in (value for node in copy.graph for value in node.outputs if value.name):
         value.shape = common[str(value.name)]
-    by_name: dict[str, ir.Value] = {str(value.name): value for value in copy.graph.inputs}
+    name_dims(copy.graph.inputs, model, ranges)
+    return copy
+
+
+def name_dims(inputs: Sequence[ir.Value], model: ir.Model, ranges: Mapping[str, DimRange]) -> None:
+    """Give inputs the shapes of a model's, in place, with the ranges' names where those are of the largest sizes."""
+    shapes = {str(value.name): value.shape for value in model.graph.inputs}
+    by_name = {str(value.name): value for value in inputs}
+    for name, value in by_name.items():
+        value.shape = shapes.get(name, value.shape)
     for name, one in ranges.items():
         for text in one.places:
             where, axis = place_of(text)
             dims = list(by_name[where].shape or ())
             dims[axis] = ir.SymbolicDim(name)
             by_name[where].shape = ir.Shape(dims)
-    return copy
 
 
 def _common(shapes: list[Shape | None]) -> ir.Shape | None:
@@ -87,6 +109,80 @@ def _common(shapes: list[Shape | None]) -> ir.Shape | None:
     if len(complete) < len(shapes) or len({len(shape) for shape in complete}) > 1:
         return None
     return ir.Shape([dims[0] if len(set(dims)) == 1 else None for dims in zip(*complete, strict=True)])
+
+
+MOST_STEP = 128
+"""The largest step between sizes that is tried where not all sizes of a range go together."""
+
+
+def sizes_that_run(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str, DimRange] | None:
+    """The sizes of a model at which its shapes go together, as far as its rules tell that.
+
+    Detectors join what was halved with what wasn't: only sides that can be halved so often are the same again. And
+    exporters name dimensions one by one that have to be the same, as those of each layer's past keys.
+
+    Args:
+        model: Its inputs at any sizes of these ranges.
+        ranges: With their places.
+
+    Returns: the dimensions that have to be multiples of a power of two, with the ranges that are left of theirs, or
+        that have to be as another, which `DimRange.equals` names; empty where all sizes run, and None where none of
+        that makes them go together.
+    """
+    sizes, shapes, free = Sizes(model), largest(model, ranges), own(ranges)
+
+    def runs(changed: Mapping[str, DimRange]) -> bool:
+        every = {**ranges, **changed}
+        fitted = own(every)
+        least = {name: one.least for name, one in fitted.items()}
+        further = [
+            {name: min(fitted[name].least + count * fitted[name].step, fitted[name].most) for name in names}
+            for count in (1, 3)
+            for names in (*([name] for name in fitted), list(fitted))
+        ]
+        try:
+            for at in (*points(every), *(completed(every, {**least, **each}) for each in further)):
+                sizes.at(shapes_at(shapes, every, at))
+        except SizesError:
+            return False
+        return True
+
+    first = {(one.least, one.most, one.step): name for name, one in reversed(free.items())}
+    alike = {name: first[one.least, one.most, one.step] for name, one in free.items()}
+    tied = {name: replace(free[name], equals=other) for name, other in alike.items() if name != other}
+    steps = [2**power for power in range(1, MOST_STEP.bit_length())]
+    found = next(
+        filter(runs, ({}, tied, *({n: _multiples(one, step) for n, one in free.items()} for step in steps))), None
+    )
+    for name in found or ():
+        if found is not None and runs(other := {each: one for each, one in found.items() if each != name}):
+            found = other
+    return found
+
+
+def in_words(found: Mapping[str, DimRange]) -> str:
+    """What `sizes_that_run` found, as a sentence with the options that say it."""
+    steps, ties = defaultdict[int, list[str]](list), defaultdict[str, list[str]](list)
+    said: dict[str, str] = {}
+    for name, one in found.items():
+        if one.equals:
+            ties[one.equals].append(name)
+            said[name] = one.equals
+        else:
+            steps[one.step].append(name)
+            size = (one.least, one.most, one.step) if one.least < one.most else (one.least,)
+            in_python = str(size if len(size) > 1 else one.least)
+            said[name] = Placeholder(either(in_python, ":".join(map(str, size))))
+    parts = [f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {other}" for other, names in ties.items()]
+    parts += [f"{' and '.join(names)} can be divided by {step}" for step, names in steps.items()]
+    return f"It runs where {', and '.join(parts)}: {option('dims', said)}."
+
+
+def _multiples(one: DimRange, step: int) -> DimRange:
+    """Of the sizes of a range those that are multiples of a step; the range itself where there are fewer than two."""
+    step = math.lcm(step, one.step)
+    least, most = -(-one.least // step) * step, one.most // step * step
+    return replace(one, least=least, most=most, step=step) if 0 < least < most else one
 
 
 def at_largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> None:

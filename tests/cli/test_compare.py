@@ -11,11 +11,12 @@ from click.testing import CliRunner
 
 import memonger
 from memonger.cli import commands, first_difference, noise
+from memonger.cli.compare import _prediction
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import CPU
 from memonger.ir.save import save_model
 from memonger.report.runs import format_seconds
-from memonger.runtime.measure import latency
+from memonger.runtime.measure import Measured, latency
 from tests.support.planning_models import chain
 from tests.support.stock import normal, parse
 
@@ -30,6 +31,17 @@ def changed(weight: str) -> onnx.ModelProto:
     array[0, 0] += 0.5
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, weight))
     return model
+
+
+@pytest.mark.parametrize(("more", "own"), [(1.0, False), (1.04, False), (2.0, True)])
+def test_what_is_measured_well_above_the_plan_is_said_to_be_the_processs(more: float, own: bool) -> None:
+    for sizes, says in ((8, "The plan says"), ((1, 8), "For the largest sizes the plan says")):
+        plan = memonger.search_plan(parse("g (float[N, 64] x) => (float[N, 64] y) { a = Exp(x) y = Tanh(a) }"),
+                                    mode="inference", dims={"N": sizes})  # fmt: skip
+        assert plan.predicted_bytes
+        said = _prediction(plan, Measured(1.0, round(more * plan.predicted_bytes), 1.0, 1.0, (1.0,)))
+        assert said.startswith(says)
+        assert ("take of their own" in said) is own
 
 
 def test_another_models_outputs_fail_with_the_first_node_that_differs_and_status_1(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_a_long_first_run_is_timed_where_little_of_it_is_the_systems(
     assert spent.runs == runs
 
 
-def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path) -> None:
+def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "FEW", 0)
+
     def runs(**wanted: Any) -> tuple[int, calibrate.CalibratingRun]:
         run = _calibrated(tmp_path, calibrate.Wanted(**wanted), spent := Spent())
         assert spent.seconds > 0

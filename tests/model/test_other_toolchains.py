@@ -19,6 +19,7 @@ from memonger.ir.element_types import ElementType
 from memonger.runtime import feeds
 from memonger.shapes import inference
 from tests.support.networks import model_of, run_stock, same_bits, stock
+from tests.support.stock import normal, parse
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "none"])
 NODE, INFO, TEXT = helper.make_node, helper.make_tensor_value_info, TensorProto.STRING
@@ -403,3 +404,34 @@ def test_a_classifier_of_a_model_without_standard_operators(device: str) -> None
     model = _model(nodes, [INFO("x", TensorProto.FLOAT, [8, 64])], outputs, [])
     del model.opset_import[0]
     _agree(model, {"x": X}, device)
+
+
+def test_a_type_that_onnx_leaves_out_is_the_inputs_of_the_same_kind() -> None:
+    """Statistics that old versions of BatchNormalization give have no type by ONNX's inference."""
+    model = parse(
+        "g (float[N, 4, 3, 3] x, float[4] s, float[4] t, float[4] m, float[4] v) => (float[N, 4, 3, 3] y) "
+        "{ y, a, b, c, d = BatchNormalization (x, s, t, m, v) }",
+        opset=9,
+    )
+    plan = memonger.search_plan(model, mode="inference", device="none", dims={"N": 2})
+
+    def feed() -> dict[str, np.ndarray]:  # the kernel updates what it is given
+        return {"x": normal(0, 2, 4, 3, 3), **{name: np.ones(4, np.float32) for name in "stmv"}}
+
+    assert same_bits(memonger.Session(plan).run(feed()), run_stock(stock(model, "ORT_DISABLE_ALL"), feed()))
+
+
+@pytest.mark.parametrize("sizes", [2, (1, 3)])
+def test_operators_newer_than_the_models_set_have_types(sizes: Any) -> None:
+    """onnxruntime's tool for transformers writes LayerNormalization into models of any operator set."""
+    model = model_of(
+        [
+            helper.make_node("LayerNormalization", ["x", "s", "s"], ["a"], axis=-1),
+            helper.make_node("Mul", ["a", "s"], ["y"]),
+        ],
+        {"x": ["N", 8]}, {"y": ["N", 8]}, s=np.ones(8, np.float32),
+    )  # fmt: skip
+    model.opset_import[0].version = 16
+    plan = memonger.search_plan(model, mode="inference", device="none", dims={"N": sizes})
+    feed = {"x": normal(0, 2, 8)}
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model, "ORT_DISABLE_ALL"), feed))

@@ -80,6 +80,39 @@ def test_where_random_inputs_give_no_numbers_the_bits_are_those_of_open_sizes(tm
     assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(str(path)), feed))
 
 
+@pytest.mark.parametrize(
+    "operator", ["ReduceMax", "ReduceMin", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare"]
+)
+def test_one_number_that_is_the_same_by_chance_proves_nothing(operator: str, tmp_path: Path) -> None:
+    model = _late_scale("N")
+    model.graph.node[-1].output[0] = "all"
+    model.graph.node.append(helper.make_node(operator, ["all"], ["y"], keepdims=0))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    onnx.save(model, tmp_path / "model.onnx")
+    plan = memonger.search_plan(tmp_path / "model.onnx", mode="inference", device="cpu", batch=2)
+    assert "Mul" in {node.op_type for node in plan.model.graph}  # of fixed sizes the weights have it
+    assert same_bits(memonger.Session(plan).run({"x": X}), run_stock(stock(str(tmp_path / "model.onnx")), {"x": X}))
+
+
+def test_indices_that_are_all_zero_hide_no_bits(tmp_path: Path) -> None:
+    """Row 0 of the table has zeros, as that of padding has: what is convolved is nothing then."""
+    model, node = _late_scale("N"), helper.make_node
+    model.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["N", 1, 1, 1]))
+    model.graph.output.append(helper.make_tensor_value_info("t", onnx.TensorProto.FLOAT, ["N", 3, 8, 8]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 1], np.float32), "table"))
+    (first,) = (each for each in model.graph.node if each.op_type == "Conv")
+    first.input[0] = "kept"
+    at = list(model.graph.node).index(first)
+    for made in (node("Mul", ["x", "e"], ["kept"]), node("Gather", ["table", "ids"], ["e"])):
+        model.graph.node.insert(at, made)
+    model.graph.node[-1].output[0] = "signed"
+    model.graph.node.extend([node("Abs", ["signed"], ["y"]), node("Tanh", ["x"], ["t"])])
+    path, feed = tmp_path / "model.onnx", {"x": X, "ids": np.ones((2, 1, 1, 1), np.int64)}
+    onnx.save(model, path)
+    plan = memonger.search_plan(path, mode="inference", device="cpu", batch=2)
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(str(path)), feed))
+
+
 def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_late_scale("N"), path)

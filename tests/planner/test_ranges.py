@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 import memonger
 from memonger.cli.commands import main
@@ -428,6 +429,73 @@ def test_a_size_computed_to_a_scalar_runs_at_every_size() -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "m1"))
     plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 3), "s": (1, 16)}, device="none")
     _run_all(memonger.Session(plan), model, [(3, 16), (2, 6), (1, 1)], "ORT_DISABLE_ALL")
+
+
+def _detector() -> onnx.ModelProto:
+    """What was halved twice, enlarged again and joined to what was halved once: of sides that can be divided by 4."""
+    rng, node = np.random.default_rng(0), helper.make_node
+    half = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
+    return networks.model_of(
+        [
+            node("Conv", ["x", "w"], ["a"], name="first", **half), node("Conv", ["a", "v"], ["b"], **half),
+            node("Resize", ["b", "", "scales"], ["u"], mode="nearest"),
+            node("Concat", ["u", "a"], ["y"], name="join", axis=1),
+        ],
+        {"x": ["n", 3, "h", "w"]}, {"y": ["n", 8, "a", "b"]}, scales=np.array([1, 1, 2, 2], np.float32),
+        w=rng.standard_normal((4, 3, 3, 3)).astype(np.float32), v=rng.standard_normal((4, 4, 3, 3)).astype(np.float32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_which_sizes_run_is_said(device: str) -> None:
+    """Nothing is measured at sizes between those where a range of 16 to 64 is: they are noted."""
+    wanted: dict[str, Any] = {"mode": "inference", "device": device}
+    plan = memonger.search_plan(_detector(), dims={"n": (1, 8), "h": (16, 64), "w": (16, 64)}, **wanted)
+    said = "It runs where h and w can be divided by 4: dims={'h': (16, 64, 4), 'w': (16, 64, 4)}."
+    assert plan.notes[-1].endswith(said)
+    with pytest.raises(memonger.MemongerError, match="doesn't run at n 1, h 18, w 16: node 'join'"):
+        memonger.Session(plan).run({"x": np.ones((1, 3, 18, 16), np.float32)})
+    with pytest.raises(memonger.MemongerError, match=r"divided by 4: dims=\{'h': \(20, 60, 4\), 'w': \(20, 60, 4\)\}"):
+        memonger.search_plan(_detector(), dims={"n": (1, 8), "h": (18, 62), "w": (18, 62)}, **wanted)
+    with pytest.raises(memonger.MemongerError, match=r"divided by 4: dims=\{'h': 20, 'w': 16\}"):
+        memonger.search_plan(_detector(), dims={"n": 1, "h": 18, "w": 16}, **wanted)
+    plan = memonger.search_plan(_detector(), dims={"n": (1, 8), "h": (16, 64, 4), "w": (16, 64, 8)}, **wanted)
+    assert not any("runs where" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_dimensions_that_have_to_be_the_same_are_named(device: str) -> None:
+    model = networks.model_of(
+        [helper.make_node("Add", ["k", "v"], ["y"])], {"k": ["p", 2], "v": ["q", 2]}, {"y": ["r", 2]}
+    )
+    with pytest.raises(memonger.MemongerError, match=r"It runs where q is p: dims=\{'q': 'p'\}"):
+        memonger.search_plan(model, mode="inference", dims={"p": (2, 8), "q": (2, 8)}, device=device)
+    assert memonger.search_plan(model, mode="inference", dims={"p": (2, 8), "q": "p"}, device=device).ranges
+
+
+def test_a_constant_image_is_resized_to_every_size() -> None:
+    """Of inputs without a rank onnxruntime follows the sizes to none at all, and refuses the model (1.32.0)."""
+    model = networks.model_of(
+        [
+            helper.make_node("Shape", ["x"], ["s"], start=2), helper.make_node("Div", ["s", "two"], ["half"]),
+            helper.make_node("Concat", ["front", "half"], ["sizes"], axis=0),
+            helper.make_node("Resize", ["image", "", "", "sizes"], ["y"], mode="linear"),
+        ],
+        {"x": ["n", 3, "h", "w"]}, {"y": [1, 2, "a", "b"]},
+        two=np.array([2]), front=np.array([1, 2]), image=np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4),
+    )  # fmt: skip
+    plan = memonger.search_plan(model, mode="inference", dims={"n": (1, 2), "h": (8, 12), "w": (8, 12)})
+    session = memonger.Session(plan)
+    for shape in ((1, 3, 8, 12), (2, 3, 11, 9)):
+        feed = {"x": np.ones(shape, np.float32)}
+        assert networks.same_bits(session.run(feed), networks.run_stock(networks.stock(model), feed))
+
+
+def test_plans_for_inputs_of_other_ranks_share_a_session() -> None:
+    model = networks.model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": None}, {"y": None})
+    feeds = [{"x": np.ones(shape, np.float32)} for shape in ((2, 3), (2, 3, 4))]
+    session = memonger.Session([memonger.search_plan(model, mode="inference", inputs=feed) for feed in feeds])
+    assert [session.run(feed)["y"].shape for feed in feeds] == [(2, 3), (2, 3, 4)]
 
 
 def test_attention_of_the_standard_runs_at_every_size() -> None:

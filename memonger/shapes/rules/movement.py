@@ -94,6 +94,9 @@ def _concat(site: Site) -> Compute:
     def compute(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape]:
         first = shapes[0]
         at = axis % len(first)
+        for other in shapes[1:]:
+            if (other[:at], other[at + 1 :]) != (first[:at], first[at + 1 :]) and not (0 in first or 0 in other):
+                raise ValueError(f"{list(other)} isn't joined to {list(first)} along axis {at}")
         return ((*first[:at], sum(shape[at] for shape in shapes), *first[at + 1 :]),)
 
     return compute
