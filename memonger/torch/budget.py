@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 
@@ -24,18 +24,15 @@ from torch.fx.graph import _BoxedCodeGen
 
 from memonger.errors import BudgetError, PlanError
 from memonger.planner.cache import versions
-from memonger.schedule.budget import within_budget
+from memonger.schedule.budget import Allocated, BudgetSearch, cheapest_within
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
 from memonger.schedule.solution import total_lower_bound
-from memonger.schedule.strategy import Request
+from memonger.schedule.strategy import Outcome, Request
 from memonger.torch.example import examples_of
 from memonger.torch.fused import OPTIONS, held_bytes
 from memonger.torch.partition import JointStep, split, step_of
 from memonger.torch.recorded import NO_GRADIENT, unlogged, without_memory
 from memonger.units import MOST_BATCH, MOST_BUDGET, format_size, in_bytes, whole
-
-_TRIES = 4
-"""Searches for a schedule whose fused kernels hold a budget, each within less than the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,31 +362,26 @@ def _needed(step: JointStep, request: Request, schedule: Sequence[int]) -> int:
     """Bytes at the worst step of a schedule, those of its kernels where they are fused."""
     if not step.fuses:
         return request.needed(schedule)
-    return request.base + held_bytes(step.graph, schedule, step.nodes)
+    return request.base + held_bytes(step.graph, schedule, step.nodes, step.kernels)
 
 
 def _within(step: JointStep, request: Request, budget: int) -> tuple[int, ...]:
-    """The schedule within a budget: where kernels are fused, within less, until what they hold at once is in it, too.
+    """The cheapest schedule found that holds a budget.
 
     Raises:
-        BudgetError: nothing was found that holds the budget.
+        BudgetError: none was found.
     """
-    if not step.fuses:
-        return within_budget(request).schedule
-    most = budget
-    for trial in range(_TRIES + 1):
-        try:  # the last is the smallest
-            schedule = within_budget(replace(request, budget=most if trial < _TRIES else 0)).schedule
-        except BudgetError as error:
-            schedule = within_budget(replace(request, budget=error.smallest)).schedule
-            if (needed := _needed(step, request, schedule)) > budget:
-                raise BudgetError(budget, needed, 0) from None
-        else:
-            needed = _needed(step, request, schedule)
-        if needed <= budget:
-            return schedule
-        most -= needed - budget
-    raise AssertionError("no schedule is within 0 bytes")
+    search = BudgetSearch(request)
+
+    def run(proposal: Outcome) -> Allocated[tuple[int, ...]]:
+        schedule = proposal.schedule
+        return Allocated(_needed(step, request, schedule), request.cost(schedule), schedule)
+
+    found = cheapest_within(budget, lambda target, _: search.within(target), run)
+    if found is None:
+        _, smallest = search.within(0)
+        raise BudgetError(budget, min(run(one).bytes for one in smallest), 0)
+    return found.item
 
 
 def refused(error: BudgetError, given: int, gradients: int, state: int, hint: str = "") -> BudgetError:

@@ -7,7 +7,10 @@ planned. (Read in torch/_inductor/graph.py, `run_node`, and ir.py, `should_reali
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,15 @@ from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
 from torch.utils.flop_counter import flop_registry
 
-from memonger.graph.graph import ALIGNMENT, Graph
+from memonger.graph.graph import Graph, Pair
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.torch import operators
 
 aten = torch.ops.aten
 
-_MOST_SOURCES = 4
-"""Storages that one reads inside several readers; twice as many inside a single one."""
+_MOST_SOURCES = 8
+"""Storages that one reads: the compiler stores what reads more (8 of them on a GPU, 12 on a CPU)."""
 
 _MOST_OPERATORS = 30
 """Operators in one reader: the compiler stores what more compute."""
@@ -40,14 +43,42 @@ _DRAW = "prims.inductor_random"
 _FILL = (_DRAW, "aten.full", "aten.arange", "aten.scalar_tensor", "prims.iota")
 """Operators by element that read nothing and have no tag."""
 
+_INDEXED = ("aten.gather",)
+"""Operators that read elements at an index, and compute what they read there."""
+
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 """What the compiler stores on a CPU where several operators read it."""
 
 
-def fused(
-    joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node], once: Collection[fx.Node]
-) -> tuple[dict[int, dict[int, int]], set[fx.Node]]:
-    """What isn't stored.
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What the compiler's kernels store of a joint graph, and where.
+
+    Attributes:
+        inner: Of each storage that isn't stored the storages that are read in its place, with their bytes.
+        drawn: Nodes that draw from a seed, alone or with what is computed inside them.
+        over: Of nodes by element the storages that they may be written over, where nothing reads these later: as large,
+            and read element by element at the place that is written.
+        sums: Sums that a library computes together with a product, and the products, which have no kernels of their
+            own.
+    """
+
+    inner: Mapping[int, Mapping[int, int]]
+    drawn: Collection[fx.Node]
+    over: Mapping[fx.Node, Collection[int]]
+    sums: Mapping[fx.Node, fx.Node]
+
+    def is_library(self, node: fx.Node | None) -> bool:
+        """Whether a node is a library's kernel, as products and convolutions are, or stands for no operator at all."""
+        return node is None or node in self.sums or getattr(node.target, "overloadpacket", None) in flop_registry
+
+    def adds_late(self, node: fx.Node, before: fx.Node | None) -> bool:
+        """Whether a node adds to a product that isn't what ran before: as ``addmm`` it would be computed here."""
+        return _adds(node) and node not in self.sums and any(one is not before for one in _products_of(node))
+
+
+def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node], once: Collection[fx.Node]) -> Fused:
+    """What isn't stored, and what may be written over operands.
 
     A result that several operators read, or one of the other pass, is stored if it takes less than what it is made of:
     it may be worth keeping, as the mask of a dropout.
@@ -57,31 +88,56 @@ def fused(
         results: Storages of what it returns.
         behind: Nodes of the backward pass.
         once: Nodes that can't run where their results are read.
-
-    Returns: of each storage that isn't stored the storages that are read in its place, with their bytes; nodes that
-        draw from a seed, alone or with what is computed inside them.
     """
     found, inside, drawn = dict[int, dict[int, int]](), dict[int, frozenset[int]](), set[int]()
+    over, over_of = dict[fx.Node, set[int]](), dict[int, set[int]]()
     given = {key for node in joint.find_nodes(op="placeholder") for key in _made(node)}
+    sums = {node: product for node in joint.nodes if (product := _product_in(node)) is not None}
+    found |= {key: _read(product) for product in sums.values() for key in _made(product)}
     for node in joint.nodes:
         made, read = _made(node), _read(node)
-        if node in once or len(made) != 1 or not _is_by_element(node) or not made.keys().isdisjoint((*results, *given)):
+        if len(made) != 1 or not _is_by_element(node) or node in sums or not made.keys().isdisjoint((*results, *given)):
             continue
         (storage, size), *_ = made.items()
+        own, elsewhere = set[int](), set[int]()
+        for one in node.all_input_nodes:
+            for key in _made(one):
+                at_place = (
+                    over_of.get(key, set[int]() if key in found else {key}) if _lies_as(one, node) else set[int]()
+                )
+                own |= at_place
+                elsewhere |= found.get(key, {key: 0}).keys() - at_place
+        over[node] = over_of[storage] = own - elsewhere - given - {*results}
         readers = _readers(node)
-        if storage in found or not readers or not all(_is_by_element(one) or _reduces(one) for one in readers):
-            continue
         sources = {key: bytes_ for one, own in read.items() for key, bytes_ in found.get(one, {one: own}).items()}
         operators_in = frozenset({storage}).union(*(inside.get(key, ()) for key in read))
         is_single = len(readers) == 1 and (node in behind) == (readers[0] in behind)
         is_drawn = _name(node) == _DRAW or not drawn.isdisjoint(read)
         large = sum(bytes_ for key, bytes_ in sources.items() if key not in given)
-        if len(operators_in) > _MOST_OPERATORS or len(sources) > _MOST_SOURCES * (1 + is_single):
-            continue
-        if is_single or (large <= size * _ROOM and not is_drawn and not _is_heavy(node)):
+        if (
+            node not in once and storage not in found and readers
+            and all(one not in sums and _computes(one, node) for one in readers)
+            and len(operators_in) <= _MOST_OPERATORS and len(sources) <= _MOST_SOURCES
+            and (is_single or (large <= size * _ROOM and not is_drawn and not _is_heavy(node)))
+        ):  # fmt: skip
             found[storage], inside[storage] = sources, operators_in
             drawn |= {storage} if is_drawn else set()
-    return found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}
+        else:
+            over_of[storage] = {storage}
+    return Fused(
+        found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}, over, sums
+    )
+
+
+def _lies_as(one: fx.Node, node: fx.Node) -> bool:
+    """Whether each element of an operand lies where that of the result does, and both are all of their storages."""
+    x, y = one.meta["val"], node.meta["val"]
+    return bool(
+        x.dtype == y.dtype
+        and _elements(one) == _elements(node)
+        and _elements(one) * x.element_size() == operators.expected(x.untyped_storage().nbytes())
+        and ((x.shape == y.shape and x.stride() == y.stride()) or (x.is_contiguous() and y.is_contiguous()))
+    )
 
 
 def _made(node: fx.Node) -> dict[int, int]:
@@ -117,52 +173,67 @@ def _is_by_element(node: fx.Node) -> bool:
     )
 
 
-def _reduces(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.reduction in node.target.tags
+def _computes(reader: fx.Node, node: fx.Node) -> bool:
+    """Whether an operator computes what it reads inside its own kernel, not more often than there are elements of it.
+
+    What is read along a new axis (deviations of channels, say) would be computed anew at every element along that.
+    """
+    if _is_by_element(reader):
+        return not node.all_input_nodes or _elements(reader) <= _elements(node)
+    is_reduction = isinstance(reader.target, torch._ops.OpOverload) and torch.Tag.reduction in reader.target.tags
+    return is_reduction or _name(reader) in _INDEXED
+
+
+def _elements(node: fx.Node) -> int:
+    return operators.expected(node.meta["val"].numel())
 
 
 def _is_heavy(node: fx.Node) -> bool:
     return bool(node.meta["val"].device.type == "cpu" and _name(node).partition(".")[2] in _HEAVY)
 
 
-def adds_late(node: fx.Node, before: fx.Node | None) -> bool:
-    """Whether a node adds to a product that isn't what ran before: as ``addmm`` the product would be computed here."""
-    return (
-        node.target is aten.add.Tensor
-        and len(node.all_input_nodes) == 2
-        and not node.kwargs
-        and any(
-            one.target is aten.mm.default and len(one.users) == 1 and one is not before for one in node.all_input_nodes
-        )
-    )
+def _adds(node: fx.Node) -> bool:
+    return node.target is aten.add.Tensor and len(node.all_input_nodes) == 2 and not node.kwargs
 
 
-def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | None]) -> int:
+def _products_of(node: fx.Node) -> list[fx.Node]:
+    """Products that a node alone reads."""
+    return [one for one in node.all_input_nodes if one.target is aten.mm.default and len(one.users) == 1]
+
+
+def _product_in(node: fx.Node) -> fx.Node | None:
+    """The product that the compiler computes with a sum (``addmm``), where what that reads takes no more than it does.
+
+    Of two products it would choose one, and on a GPU none.
+    """
+    if not _adds(node) or node.meta["val"].device.type != "cpu" or len(_products_of(node)) != 1:
+        return None
+    (product,), (x, y) = _products_of(node), (one.meta["val"] for one in node.all_input_nodes)
+    is_less = sum(_read(product).values()) <= sum(_made(product).values())
+    return product if is_less and x.shape == y.shape and x.dtype == y.dtype else None
+
+
+def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | None], kernels: Fused) -> int:
     """The most bytes that a schedule holds at any time, where all runs between two libraries' kernels are one kernel.
 
-    On a CPU they are: what one of them reads or makes is there until the last has run. It may be less, as the compiler
-    writes some results over operands.
+    On a CPU they are: what one of them reads or makes is there until the last has run. What no other of them reads may
+    be written over.
 
     Args:
         graph: What is scheduled.
         schedule: Its nodes.
         nodes: What they are in the joint graph.
+        kernels: What is stored of that.
     """
     ordered = schedule_graph(graph, schedule)
-    live = live_bytes(assign_storage(ordered).buffers, len(schedule))
-    sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in ordered.sizes]
-    most, held, was_own = 0, 0, True
-    for run, (node, writes) in enumerate(zip(schedule, ordered.writes, strict=True)):
-        is_own = is_library(nodes[node])
-        made = sum(sizes[value] for value in writes if ordered.planned[value])
-        held = int(live[run]) if is_own or was_own else held + made
-        most, was_own = max(most, held), is_own
-    return most
-
-
-def is_library(node: fx.Node | None) -> bool:
-    """Whether a node is a product or a convolution, or stands for something else than an operator."""
-    return node is None or getattr(node.target, "overloadpacket", None) in flop_registry
+    ends, inplace = list[int](), list[list[Pair]]()
+    for _, runs in groupby(range(len(schedule)), lambda run: run if kernels.is_library(nodes[schedule[run]]) else -1):
+        kernel = list(runs)
+        ends += [kernel[-1] + 1] * len(kernel)
+        times = Counter(value for run in kernel for value in ordered.reads[run])
+        inplace += [[pair for pair in ordered.inplace[run] if times[pair[0]] == 1] for run in kernel]
+    buffers = assign_storage(ordered.with_aliases(inplace=inplace)).buffers
+    return int(live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule)).max())
 
 
 class InOrder(CustomSchedulerPass):

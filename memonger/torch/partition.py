@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from memonger.graph.graph import Graph
 from memonger.torch import operators
-from memonger.torch.fused import adds_late, fused
+from memonger.torch.fused import Fused, fused
 
 OUTSIDE = "what becomes of the outputs"
 """The node between the passes: the loss, where the module doesn't compute it, and the call of ``backward``."""
@@ -54,6 +54,7 @@ class JointStep:
         gradients: Bytes of what the backward pass returns.
         returned: How many of the joint graph's outputs the forward pass returns.
         fuses: See `step_of`.
+        kernels: What the compiler's kernels store, if it fuses.
     """
 
     joint: fx.Graph
@@ -65,6 +66,7 @@ class JointStep:
     gradients: int
     returned: int
     fuses: bool
+    kernels: Fused
 
 
 def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
@@ -97,8 +99,8 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
 
     early = {one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)}
     behind = _behind(joint, {*outputs, *early})
-    inner, drawn = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else ({}, set())
-    written = set(given) | set(_storages_of(tangents)) | set(inner)
+    kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {}, {})
+    written = set(given) | set(_storages_of(tangents)) | set(kernels.inner)
     passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
     for node in joint.nodes:
         if node.op != "call_function":
@@ -108,7 +110,7 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
         written |= new.keys()
         if new or operators.runs_once(node.target):  # else it is a view, or a number
             given_to = _storages_of(node.all_input_nodes).items()
-            sources = {key: size for one, own in given_to for key, size in inner.get(one, {one: own}).items()}
+            sources = {key: size for one, own in given_to for key, size in kernels.inner.get(one, {one: own}).items()}
             passes[node in behind].append((node, sources, new))
     steps: list[_Run] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
@@ -133,20 +135,32 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
         writes=tuple(new for _, _, new in steps),
         outputs=ends,
         forward=tuple(number <= turn for number in range(len(steps))),
-        costs=tuple(0.0 if node is None else _cost(node) for node, _, _ in steps),
+        costs=tuple(
+            0.0 if node is None else _cost(node) + (_cost(kernels.sums[node]) if node in kernels.sums else 0.0)
+            for node, _, _ in steps
+        ),
         workspace=(0,) * len(steps),
+    )
+    over = [
+        [number[one] for one in kernels.over.get(node, ()) if one in number] if node else [] for node, _, _ in steps
+    ]
+    graph = graph.with_aliases(
+        inplace=[
+            [(source, new[0]) for source in sources if source in computed]
+            for sources, (_, _, new) in zip(over, steps, strict=True)
+        ]
     )
     again = set(states.values())
     once = frozenset(
         number for number, (node, _, _) in enumerate(steps)
         if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
-        or (_draws(node) and number not in again) or node in drawn
+        or (_draws(node) and number not in again) or node in kernels.drawn
     )  # fmt: skip
     own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), states, once, there,
-        sum(size for storage, size in own.items() if storage not in given), returned, fuses,
+        sum(size for storage, size in own.items() if storage not in given), returned, fuses, kernels,
     )  # fmt: skip
 
 
@@ -215,7 +229,9 @@ def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> t
     for number in schedule:
         node = step.nodes[number]
         if node is not None:
-            rewriter.run(node, keeps_state=number in again, is_late_sum=step.fuses and adds_late(node, before))
+            rewriter.run(
+                node, keeps_state=number in again, is_late_sum=step.fuses and step.kernels.adds_late(node, before)
+            )
         elif number not in step.states:
             returned = rewriter.outputs(results[: step.returned])
             rewriter.turn()
@@ -257,7 +273,7 @@ class _Rewriter:
         Args:
             node: Of the joint graph.
             keeps_state: Whether it draws random numbers, and does so again after its first run.
-            is_late_sum: Whether `memonger.torch.fused.adds_late`.
+            is_late_sum: Whether `memonger.torch.fused.Fused.adds_late`.
         """
         if self._fuses:
             self._views.clear()
