@@ -450,3 +450,16 @@ def test_nodes_of_functions_run_in_the_models_operator_set() -> None:
     for device in ("cpu", "none"):
         plan = memonger.search_plan(model, mode="inference", device=device, batch=3)
         assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model), feed))
+
+
+def test_a_loop_that_carries_nothing_stays_a_loop_in_a_portable_file(tmp_path: Path) -> None:
+    """Its condition is left out, and written so all the same: fewer than two inputs are no loop's."""
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { s = Shape <start = 0, end = 1> (x) z = Constant <value_int = 0> () "
+        "t = Gather(s, z) y = Loop <body = b (int64 i, bool c) => (bool d, float[4] r) "
+        '{ d = Identity(c) r = Gather(x, i) }> (t, "") }',
+        opset=18,
+    )
+    memonger.search_plan(model, mode="inference", device="none", batch=3).save(tmp_path / "planned.onnx")
+    feed = {"x": normal(0, 3, 4)}
+    assert same_bits(memonger.Session(tmp_path / "planned.onnx").run(feed), run_stock(stock(model), feed))
