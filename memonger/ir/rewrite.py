@@ -120,4 +120,12 @@ def remove_unused(model: Model) -> bool:
         if not any(value in outputs or any(use.node not in unread for use in value.uses()) for value in node.outputs):
             unread.add(node)
     model.graph.remove(unread, safe=True)
-    return passes.RemoveUnusedNodesPass()(model.ir).modified or bool(unread)
+    modified = passes.RemoveUnusedNodesPass()(model.ir).modified
+    for node in model.graph.all_nodes():
+        if node.op_type == "Loop" and not node.domain and len(node.inputs) < _LEAST_OF_LOOP:
+            node.resize_inputs(_LEAST_OF_LOOP)  # onnx-ir drops inputs that are left out at the end
+    return modified or bool(unread)
+
+
+_LEAST_OF_LOOP = 2
+"""Inputs of a ``Loop``, both of which may be left out, and are written all the same."""

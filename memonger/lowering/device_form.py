@@ -542,6 +542,10 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
             infer_types(Model(model, "the optimized model"))
         except LoadError:
             forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
+        for node in model.graph:
+            if operator_name(node) == "com.microsoft.nchwc::ReorderInput":  # its channels are the processor's
+                _, dims = run.tensors.get(str(node.outputs[0].name), ("", ()))
+                node.outputs[0].shape = ir.Shape([None, dims[1], None, None]) if len(dims) == 4 else None
         give_sizes(model)
         dynamic = run_time_sized(model)
     for value in (v for node in model.graph for v in node.outputs):

@@ -439,28 +439,24 @@ def inline_functions(model: Model) -> bool:
 
 
 def _agree_on_versions(model: Model) -> None:
-    """Functions import the operator sets that the model does, under which the runtime runs their nodes, too.
+    """Functions have the operator sets of the model: whatever they import, onnxruntime runs their nodes in these.
 
     Raises:
-        LoadError: one calls an operator that isn't the same in both.
+        LoadError: a node has an attribute that its operator has lost until then, as onnxruntime finds, too.
     """
     for function in model.ir.functions.values():
         for domain, version in function.opset_imports.items():
-            whole = model.ir.opset_imports.setdefault(domain, version)
+            whole = function.opset_imports[domain] = model.ir.opset_imports.setdefault(domain, version)
             for node in function.all_nodes() if version != whole else ():
-                if node.domain == domain and (_since(node, version) != _since(node, whole)):
+                if node.domain != domain or not onnx.defs.has(node.op_type, whole, domain):
+                    continue
+                lost = node.attributes.keys() - onnx.defs.get_schema(node.op_type, whole, domain).attributes.keys()
+                if lost:
                     raise LoadError(
                         f"{model.name}: its functions can't be inlined: '{function.name}' is in version {version} of "
-                        f"'{domain or 'ai.onnx'}', the model in {whole}, and {node.op_type} isn't the same in both. "
-                        "Export the function in the model's."
+                        f"'{domain or 'ai.onnx'}', the model in {whole}, where {node.op_type} has no "
+                        f"{quoted(sorted(lost))}. Export the function in the model's."
                     )
-            function.opset_imports[domain] = whole
-
-
-def _since(node: ir.Node, version: int) -> int:
-    """The version of its operator set in which a node's operator became what it is in one; 0 where it isn't known."""
-    has = onnx.defs.has(node.op_type, version, node.domain)
-    return onnx.defs.get_schema(node.op_type, version, node.domain).since_version if has else 0
 
 
 def drop_listed_initializers(model: Model) -> bool:

@@ -43,6 +43,8 @@ def least_arena(graph: Graph, sharing: Sharing | None = None, *, again: bool = T
     """
     steps, outputs = _StepBounds.of(graph, sharing or Sharing())
     needs = [steps.needed(node) for node in range(len(graph.nodes))]
+    if not needs:
+        return steps.bytes_of(outputs)
     largest = max(needs)
     most = max(largest, steps.bytes_of(outputs))
     if not again:

@@ -61,6 +61,9 @@ from memonger.words import option
 SMALL = 2 * MiB
 """Arena and workspace that nobody minds: without a budget a model that takes no more runs as it is."""
 
+MOST_ELEMENTS = 1024
+"""Of a larger batch no element is cut by itself: each is a range, with which all that is alive there is compared."""
+
 ROUNDS = 4, 12
 """Searches, each without the nodes that gave other bits in the one before: in so many slices of rows or more; from the
 first of these numbers on in half as many or more."""
@@ -338,7 +341,7 @@ class ChunkSearch:
         """Each element of the batch by itself, and of that the axis behind it in chunks."""
         element = batch.all_in_slices(batch.axes.size)
         copies = sum(one.end - one.begin for one in batch.ranges) * batch.axes.size
-        if copies > self.most_copies or element.seconds > self._most:
+        if copies > self.most_copies or element.seconds > self._most or batch.axes.size > MOST_ELEMENTS:
             return []
         job = self.job.again(element.written)
         graph = job.lowered.model.graph

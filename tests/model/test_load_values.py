@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import memonger
+from tests.support import networks
 from tests.support.stock import normal, parse, planned_as_stock, planned_names
 
 TWO_BY_EIGHT = [{"x": normal(0, 2, 8)}, {"x": normal(1, 2, 8)}]
@@ -284,3 +285,13 @@ def test_a_planned_file_of_each_plan_runs_the_same(tmp_path: Path) -> None:
         again = memonger.Plan.load(path)
         mine, theirs = memonger.Session(plan).run(feed), memonger.Session(again).run(feed)
         assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_model_that_hands_on_what_it_is_given_has_a_budget_and_a_frontier() -> None:
+    model = networks.model_of([], {"x": ["N", 4]}, {"x": ["N", 4]})
+    plan = memonger.search_plan(model, mode="inference", batch=3)
+    points = memonger.pareto(model, mode="inference", batch=3)
+    assert [point.total_bytes for point in points] == [plan.total_bytes]
+    with pytest.raises(memonger.BudgetError, match=f"none below {plan.total_bytes} bytes can work"):
+        memonger.search_plan(model, mode="inference", batch=3, budget=plan.total_bytes - 1)
+    assert memonger.fit(model, memory=3 * plan.total_bytes).size == 9

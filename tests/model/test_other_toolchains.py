@@ -435,3 +435,31 @@ def test_operators_newer_than_the_models_set_have_types(sizes: Any) -> None:
     plan = memonger.search_plan(model, mode="inference", device="none", dims={"N": sizes})
     feed = {"x": normal(0, 2, 8)}
     assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model, "ORT_DISABLE_ALL"), feed))
+
+
+def test_nodes_of_functions_run_in_the_models_operator_set() -> None:
+    """As in onnxruntime, whatever set a function imports. Softmax was over all behind an axis before 13."""
+    nodes = [
+        helper.make_node("Constant", [], ["s"], value_ints=[-1, 4, 4]), helper.make_node("Reshape", ["x", "s"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["y"], axis=1),
+    ]  # fmt: skip
+    model = model_of([helper.make_node("Old", ["x"], ["y"], domain="own")], {"x": ["N", 16]}, {"y": ["N", 4, 4]})
+    model.functions.append(helper.make_function("own", "Old", ["x"], ["y"], nodes, [helper.make_opsetid("", 12)]))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    feed = {"x": normal(0, 3, 16)}
+    for device in ("cpu", "none"):
+        plan = memonger.search_plan(model, mode="inference", device=device, batch=3)
+        assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(model), feed))
+
+
+def test_a_loop_that_carries_nothing_stays_a_loop_in_a_portable_file(tmp_path: Path) -> None:
+    """Its condition is left out, and written so all the same: fewer than two inputs are no loop's."""
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { s = Shape <start = 0, end = 1> (x) z = Constant <value_int = 0> () "
+        "t = Gather(s, z) y = Loop <body = b (int64 i, bool c) => (bool d, float[4] r) "
+        '{ d = Identity(c) r = Gather(x, i) }> (t, "") }',
+        opset=18,
+    )
+    memonger.search_plan(model, mode="inference", device="none", batch=3).save(tmp_path / "planned.onnx")
+    feed = {"x": normal(0, 3, 4)}
+    assert same_bits(memonger.Session(tmp_path / "planned.onnx").run(feed), run_stock(stock(model), feed))

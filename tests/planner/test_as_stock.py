@@ -113,6 +113,28 @@ def test_indices_that_are_all_zero_hide_no_bits(tmp_path: Path) -> None:
     assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(str(path)), feed))
 
 
+def test_sizes_behind_blocked_convolutions_are_planned_in_the_form_with_open_sizes(tmp_path: Path) -> None:
+    """What is read of a convolution's shape is told by rules; the channels of blocks by the run."""
+    model, node = _late_scale("N"), helper.make_node
+    model.graph.node[-1].output[0] = "scaled"
+    model.graph.node.extend([
+        node("Softmax", ["scaled"], ["soft"], axis=2), node("Conv", ["soft", "v"], ["again"]),
+        node("Shape", ["again"], ["its"]), node("Slice", ["its", "zero", "two"], ["front"]),
+        node("Concat", ["front", "rest"], ["flat"], axis=0), node("Reshape", ["again", "flat"], ["rows"]),
+        node("Tanh", ["rows"], ["t"]), node("ReduceMax", ["t"], ["y"], keepdims=0),
+    ])  # fmt: skip
+    weight = np.random.default_rng(2).standard_normal((16, 16, 1, 1)).astype(np.float32)
+    for name, array in {"v": weight, "two": np.array([2]), "rest": np.array([-1])}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    plan = memonger.search_plan(path, mode="inference", device="cpu", batch=2)
+    assert {"Shape", "Reshape"} <= {each.op_type for each in plan.model.graph}
+    assert not plan.run_time
+    assert same_bits(memonger.Session(plan).run({"x": X}), run_stock(stock(str(path)), {"x": X}))
+
+
 def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_late_scale("N"), path)
