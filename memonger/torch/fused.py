@@ -252,9 +252,12 @@ class InOrder(CustomSchedulerPass):
 
         before, among = list[Any](), list[Any]()
         for one in sorted(nodes, key=turn):
-            for other in (among or before) if one.is_extern() else before:
-                for name in other.get_buffer_names():
-                    one.add_fake_dep(WeakDep(name, one.get_name(), is_fake=True))
+            names = {
+                name for other in (among or before if one.is_extern() else before) for name in other.get_buffer_names()
+            }
+            read = {dep.name for dep in one.read_writes.reads}  # twice, it wouldn't be written over
+            for name in sorted(names - read):
+                one.add_fake_dep(WeakDep(name, one.get_name(), is_fake=True))
             if one.is_extern():
                 before, among = [one], []
             else:
