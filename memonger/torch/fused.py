@@ -7,6 +7,7 @@ planned. (Read in torch/_inductor/graph.py, `run_node`, and ir.py, `should_reali
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,7 +21,7 @@ from torch._inductor.dependencies import WeakDep
 from torch._inductor.virtualized import V
 from torch.utils.flop_counter import flop_registry
 
-from memonger.graph.graph import Graph
+from memonger.graph.graph import Graph, Pair
 from memonger.graph.liveness import assign_storage, live_bytes
 from memonger.graph.schedule import schedule_graph
 from memonger.torch import operators
@@ -56,12 +57,15 @@ class Fused:
     Attributes:
         inner: Of each storage that isn't stored the storages that are read in its place, with their bytes.
         drawn: Nodes that draw from a seed, alone or with what is computed inside them.
+        over: Of nodes by element the storages that they may be written over, where nothing reads these later: as large,
+            and read element by element at the place that is written.
         sums: Sums that a library computes together with a product, and the products, which have no kernels of their
             own.
     """
 
     inner: Mapping[int, Mapping[int, int]]
     drawn: Collection[fx.Node]
+    over: Mapping[fx.Node, Collection[int]]
     sums: Mapping[fx.Node, fx.Node]
 
     def is_library(self, node: fx.Node | None) -> bool:
@@ -74,7 +78,7 @@ class Fused:
 
 
 def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node], once: Collection[fx.Node]) -> Fused:
-    """What isn't stored.
+    """What isn't stored, and what may be written over operands.
 
     A result that several operators read, or one of the other pass, is stored if it takes less than what it is made of:
     it may be worth keeping, as the mask of a dropout.
@@ -86,6 +90,7 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
         once: Nodes that can't run where their results are read.
     """
     found, inside, drawn = dict[int, dict[int, int]](), dict[int, frozenset[int]](), set[int]()
+    over, over_of = dict[fx.Node, set[int]](), dict[int, set[int]]()
     given = {key for node in joint.find_nodes(op="placeholder") for key in _made(node)}
     sums = {node: product for node in joint.nodes if (product := _product_in(node)) is not None}
     found |= {key: _read(product) for product in sums.values() for key in _made(product)}
@@ -94,6 +99,15 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
         if len(made) != 1 or not _is_by_element(node) or node in sums or not made.keys().isdisjoint((*results, *given)):
             continue
         (storage, size), *_ = made.items()
+        own, elsewhere = set[int](), set[int]()
+        for one in node.all_input_nodes:
+            for key in _made(one):
+                at_place = (
+                    over_of.get(key, set[int]() if key in found else {key}) if _lies_as(one, node) else set[int]()
+                )
+                own |= at_place
+                elsewhere |= found.get(key, {key: 0}).keys() - at_place
+        over[node] = over_of[storage] = own - elsewhere - given - {*results}
         readers = _readers(node)
         sources = {key: bytes_ for one, own in read.items() for key, bytes_ in found.get(one, {one: own}).items()}
         operators_in = frozenset({storage}).union(*(inside.get(key, ()) for key in read))
@@ -108,7 +122,22 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
         ):  # fmt: skip
             found[storage], inside[storage] = sources, operators_in
             drawn |= {storage} if is_drawn else set()
-    return Fused(found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}, sums)
+        else:
+            over_of[storage] = {storage}
+    return Fused(
+        found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}, over, sums
+    )
+
+
+def _lies_as(one: fx.Node, node: fx.Node) -> bool:
+    """Whether each element of an operand lies where that of the result does, and both are all of their storages."""
+    x, y = one.meta["val"], node.meta["val"]
+    return bool(
+        x.dtype == y.dtype
+        and _elements(one) == _elements(node)
+        and _elements(one) * x.element_size() == operators.expected(x.untyped_storage().nbytes())
+        and ((x.shape == y.shape and x.stride() == y.stride()) or (x.is_contiguous() and y.is_contiguous()))
+    )
 
 
 def _made(node: fx.Node) -> dict[int, int]:
@@ -187,8 +216,8 @@ def _product_in(node: fx.Node) -> fx.Node | None:
 def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | None], kernels: Fused) -> int:
     """The most bytes that a schedule holds at any time, where all runs between two libraries' kernels are one kernel.
 
-    On a CPU they are: what one of them reads or makes is there until the last has run. It may be less, as the compiler
-    writes some results over operands.
+    On a CPU they are: what one of them reads or makes is there until the last has run. What no other of them reads may
+    be written over.
 
     Args:
         graph: What is scheduled.
@@ -197,12 +226,14 @@ def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | 
         kernels: What is stored of that.
     """
     ordered = schedule_graph(graph, schedule)
-    ends = list[int]()
+    ends, inplace = list[int](), list[list[Pair]]()
     for _, runs in groupby(range(len(schedule)), lambda run: run if kernels.is_library(nodes[schedule[run]]) else -1):
         kernel = list(runs)
         ends += [kernel[-1] + 1] * len(kernel)
-    buffers = [replace(one, stop=ends[one.stop - 1]) for one in assign_storage(ordered).buffers]
-    return int(live_bytes(buffers, len(schedule)).max())
+        times = Counter(value for run in kernel for value in ordered.reads[run])
+        inplace += [[pair for pair in ordered.inplace[run] if times[pair[0]] == 1] for run in kernel]
+    buffers = assign_storage(ordered.with_aliases(inplace=inplace)).buffers
+    return int(live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule)).max())
 
 
 class InOrder(CustomSchedulerPass):
@@ -243,6 +274,11 @@ class InOrder(CustomSchedulerPass):
         return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
-OPTIONS = {"_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False}
+OPTIONS = {
+    "_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False,
+    "allow_buffer_reuse": False,
+}  # fmt: skip
 """What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
-layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about."""
+layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
+With its ``allow_buffer_reuse`` it keeps what is read no more for a later value, where its own estimate of the peak, that
+of results written over operands aside, isn't exceeded."""

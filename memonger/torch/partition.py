@@ -99,7 +99,7 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
 
     early = {one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)}
     behind = _behind(joint, {*outputs, *early})
-    kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {})
+    kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {}, {})
     written = set(given) | set(_storages_of(tangents)) | set(kernels.inner)
     passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
     for node in joint.nodes:
@@ -140,6 +140,15 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
             for node, _, _ in steps
         ),
         workspace=(0,) * len(steps),
+    )
+    over = [
+        [number[one] for one in kernels.over.get(node, ()) if one in number] if node else [] for node, _, _ in steps
+    ]
+    graph = graph.with_aliases(
+        inplace=[
+            [(source, new[0]) for source in sources if source in computed]
+            for sources, (_, _, new) in zip(over, steps, strict=True)
+        ]
     )
     again = set(states.values())
     once = frozenset(
