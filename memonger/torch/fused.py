@@ -252,9 +252,12 @@ class InOrder(CustomSchedulerPass):
 
         before, among = list[Any](), list[Any]()
         for one in sorted(nodes, key=turn):
-            for other in (among or before) if one.is_extern() else before:
-                for name in other.get_buffer_names():
-                    one.add_fake_dep(WeakDep(name, one.get_name(), is_fake=True))
+            names = {
+                name for other in (among or before if one.is_extern() else before) for name in other.get_buffer_names()
+            }
+            read = {dep.name for dep in one.read_writes.reads}  # twice, it wouldn't be written over
+            for name in sorted(names - read):
+                one.add_fake_dep(WeakDep(name, one.get_name(), is_fake=True))
             if one.is_extern():
                 before, among = [one], []
             else:
@@ -271,6 +274,11 @@ class InOrder(CustomSchedulerPass):
         return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
-OPTIONS = {"_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False}
+OPTIONS = {
+    "_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False,
+    "allow_buffer_reuse": False,
+}  # fmt: skip
 """What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
-layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about."""
+layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
+With its ``allow_buffer_reuse`` it keeps what is read no more for a later value, where its own estimate of the peak, that
+of results written over operands aside, isn't exceeded."""
