@@ -6,7 +6,8 @@ it may and nobody else reads it, else that of a dead value of the same shape, wh
 Outputs of the model are new memory always.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -50,24 +51,34 @@ def allocated_bytes(
 
 
 def _frame(
-    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, is_body: bool = False
-) -> Frame:
-    """What a run of a graph asks for; what a body writes, the node around it has asked for.
+    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, around: str = "",
+    *, in_loop: bool = False,
+) -> Frame:  # fmt: skip
+    """What a run of a graph asks for, the body of a node of that type or the model.
 
-    A body that reads anything but tensors gets no block.
+    What a Scan's body or a branch writes, the node around it has asked for. A Loop can't, as sizes may change: its body
+    asks, or a branch of that when it begins; and the node holds what is carried from turn to turn, and pieces of
+    sequences that are joined behind it. A body that reads anything but tensors gets no block.
     """
     nodes = list(graph)
     if not as_written:
         nodes = [nodes[number] for number in default_order(nodes)]
-    planned, outputs = _Allocations(graph, nodes).buffers()
-    single, bodies = [] if is_body else outputs, dict[int, list[tuple[Frame, int]]]()
+    in_loop = around == "Loop" or (around == "If" and in_loop)
+    branched = {value for node in nodes if node.op_type == "If" for value in node.outputs}
+    given = set(graph.outputs) & branched if in_loop else set(graph.outputs) if around else set[ir.Value]()
+    planned, single = _Allocations(graph, nodes, given).buffers()
+    if around == "If":
+        single = [replace(each, start=0) for each in single]
+    bodies = dict[int, list[tuple[Frame, int]]]()
     made = {value for node in nodes for value in node.outputs}
-    if is_body and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
+    if around and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
         planned, single = [], [*planned, *single]
     for step, node in enumerate(nodes):
         if workspace is None:
             pieces = kernels.workspace(node, threads)
-            inside = [_frame(body, None, as_written, threads, True) for body in subgraphs(node)]
+            inside = [
+                _frame(body, None, as_written, threads, node.op_type, in_loop=in_loop) for body in subgraphs(node)
+            ]
             if inside:
                 bodies[2 * step] = [(body, kernels.turns(node)) for body in inside]
         else:  # only its sum was measured, so that it counts as one piece; of LRN squares, and their sums
@@ -75,7 +86,19 @@ def _frame(
             pieces = [workspace.get(str(node.name), 0) // count] * count
         pieces = [*(nbytes(value) or 0 for value in kernels.transposed(node)), *pieces]
         single += [Buffer(-1 - _MOST_PIECES * step - i, size, 2 * step, 2 * step + 2) for i, size in enumerate(pieces)]
+        if node.op_type == "Loop":
+            single += _pieces(nodes, step)
     return Frame(planned, single, bodies)
+
+
+def _pieces(nodes: list[ir.Node], step: int) -> Iterator[Buffer]:
+    """The tensors in a Loop's sequences that are joined: about one a turn."""
+    turns = kernels.turns(nodes[step])
+    for end, node in enumerate(nodes):
+        pieces = node.inputs[0] if node.op_type == "ConcatFromSequence" else None
+        if pieces is not None and pieces.producer() is nodes[step]:
+            size, number = (nbytes(node.outputs[0]) or 0) // turns, -1 - _MOST_PIECES * (len(nodes) + end)
+            yield from (Buffer(number - turn, size, 2 * step, 2 * end + 2) for turn in range(turns))
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:
@@ -98,10 +121,13 @@ def default_order(nodes: list[ir.Node]) -> list[int]:
 
 
 class _Allocations:
-    """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which."""
+    """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which.
 
-    def __init__(self, graph: ir.Graph, nodes: list[ir.Node]) -> None:
-        self.nodes = nodes
+    What is given by another graph has none.
+    """
+
+    def __init__(self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value]) -> None:
+        self.nodes, self.given = nodes, given
         self.results = set(graph.outputs)
         made = {value for node in nodes for value in node.outputs}
         # Left, by the value that owns the memory. What comes from outside is never overwritten
@@ -118,7 +144,7 @@ class _Allocations:
         late = set[ir.Value]()
         for step, node in enumerate(self.nodes):
             for index, value in enumerate(node.outputs):
-                if not (value.name and dense(value)):
+                if not (value.name and dense(value)) or value in self.given:
                     continue
                 shared = None if value in self.results else self._reused(node, index, value)
                 if shared is None:  # memory of its own

@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from memonger.errors import PlanError
+from memonger.ir.values import subgraphs
 from memonger.loops import candidates, search
 from memonger.loops.branch import in_branch
 from memonger.loops.rows import with_overlap, with_row_loops
@@ -87,11 +88,11 @@ def test_nodes_of_signals_overlap_nothing() -> None:
     assert not with_overlap(load(model).ir)
 
 
-def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, apart: bool = False) -> onnx.ModelProto:
+def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, in_turns: bool = False) -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir
     assert not overlap or with_overlap(loaded)
-    made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)], apart))
+    made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)], in_turns))
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -118,28 +119,32 @@ def test_rows_in_a_loop_give_the_same_bits(body: str, height: int, rows: int) ->
 
 
 @pytest.mark.parametrize(("body", "height", "rows"), [(RESIDUAL, 40, 8), (RESIDUAL, 37, 2), (LEVELS, 84, 4)])
-def test_what_stands_around_a_loop_runs_apart_with_the_same_bits(body: str, height: int, rows: int) -> None:
-    """Three loops one after the other: of one turn, of most slices, of one turn. No other node computes anything."""
+def test_what_stands_around_a_loop_runs_as_turns_of_it_with_the_same_bits(body: str, height: int, rows: int) -> None:
+    """One loop, whose body has a branch for the first turn, one for the last, and one for all others. No other node
+    computes anything, lines begin and end without rows, and results are joined once."""
     width, channels = (24, 16) if body == RESIDUAL else (72, 8)
     model = _model(body, height, channels, width)
-    made = _in_loops(model, rows, apart=True)
-    turns = [next(v for v in made.graph.initializer if v.name == scan.input[-1]).dims[0] for scan in _scans(made)]
-    assert (turns[0], turns[2]) == (1, 1)
-    assert turns[1] > 1
-    assert {node.op_type for node in made.graph.node} <= {"Scan", "Reshape", "Slice", "Concat"}
+    made = _in_loops(model, rows, in_turns=True)
+    assert {node.op_type for node in made.graph.node} == {"SequenceEmpty", "Loop", "ConcatFromSequence"}
+    (loop,) = (node for node in made.graph.node if node.op_type == "Loop")
+    lines = [v for v in made.graph.initializer if v.name in loop.input[2:]]
+    assert lines
+    assert all(line.dims[2] == 0 for line in lines)
+    graphs = [ir.serde.deserialize_model(made).graph]
+    graphs += [each for node in graphs[0].all_nodes() for each in subgraphs(node)]
+    assert len([graph for graph in graphs if any(node.op_type == "Conv" for node in graph)]) == 3
     feeds = {"x": normal(7, 1, 3, height, width)}
     want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
     assert same(got["y"], want["y"])
 
 
-def test_what_stands_around_a_loop_takes_less_apart_and_both_are_forecast(tmp_path: Path) -> None:
-    """What slices before a loop make doesn't wait for those behind it; and the picture is stacked slice by slice, then
-    transposed: so it is there twice."""
-    model, x = _model(RESIDUAL, 384, 32, 384), normal(7, 1, 3, 384, 384)
+def test_what_stands_around_a_loop_takes_less_as_turns_of_it_and_both_are_forecast(tmp_path: Path) -> None:
+    """What slices before a loop make doesn't wait for those behind it; and lines are there twice, not four times."""
+    model, x = _model(LEVELS, 384, 32, 384), normal(7, 1, 3, 384, 384)
     loaded, taken = load(model).ir, list[int]()
     write_arrays(tmp_path / "inputs.npz", {"x": x})
-    for apart in (False, True):
-        made = in_branch(with_row_loops(loaded, [rows_of_all(loaded, 32)], apart))
+    for in_turns in (False, True):
+        made = in_branch(with_row_loops(loaded, [rows_of_all(loaded, 32)], in_turns))
         ir.save(made, tmp_path / "made.onnx")
         job = RunJob(*(str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz")), planned=False)
         with MeasuredSession(job, tmp_path, "made") as session:
@@ -226,7 +231,7 @@ def test_any_network_of_images_gives_what_the_whole_gives() -> None:
         if not network.nodes:
             continue
         model = network.model()
-        made = _random_loops(model, chance.choice((1, 2, 3, 4, 6)), overlap=seed % 2 > 0, apart=seed % 3 > 0)
+        made = _random_loops(model, chance.choice((1, 2, 3, 4, 6)), overlap=seed % 2 > 0, in_turns=seed % 3 > 0)
         if made is None:
             continue
         onnx.checker.check_model(made, full_check=True)
@@ -237,7 +242,7 @@ def test_any_network_of_images_gives_what_the_whole_gives() -> None:
     assert written > 15
 
 
-def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, apart: bool) -> onnx.ModelProto | None:
+def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, in_turns: bool) -> onnx.ModelProto | None:
     """A model whose stretches run in slices of so many rows; None where none does."""
     loaded = load(model).ir
     if overlap:
@@ -252,7 +257,7 @@ def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, apart: bo
     ways: Sequence[list[Band]] = [bands, *([band] for band in bands)]
     for way in ways:
         try:
-            return ir.serde.serialize_model(with_row_loops(loaded, way, apart)) if way else None
+            return ir.serde.serialize_model(with_row_loops(loaded, way, in_turns)) if way else None
         except NotInLoopsError:
             continue
     return None
