@@ -6,7 +6,7 @@ it may and nobody else reads it, else that of a dead value of the same shape, wh
 Outputs of the model are new memory always.
 """
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -69,7 +69,8 @@ def _frame(
     planned, single = _Allocations(graph, nodes, given).buffers()
     if around == "If":
         single = [replace(each, start=0) for each in single]
-    bodies = dict[int, list[tuple[Frame, int]]]()
+    bodies, left = dict[int, list[tuple[Frame, int]]](), dict[int, list[tuple[int, int]]]()
+    first_at = dict[int, int]()
     made = {value for node in nodes for value in node.outputs}
     if around and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
         planned, single = [], [*planned, *single]
@@ -86,19 +87,16 @@ def _frame(
             pieces = [workspace.get(str(node.name), 0) // count] * count
         pieces = [*(nbytes(value) or 0 for value in kernels.transposed(node)), *pieces]
         single += [Buffer(-1 - _MOST_PIECES * step - i, size, 2 * step, 2 * step + 2) for i, size in enumerate(pieces)]
+        is_turn = None if node.op_type != "If" or node.inputs[0] is None else node.inputs[0].producer()
+        if in_loop and is_turn is not None and is_turn.op_type == "Equal":
+            turn, number = is_turn.inputs
+            if turn is not None and turn.is_graph_input() and number is not None and number.const_value is not None:
+                first_at[2 * step] = int(number.const_value.numpy())
         if node.op_type == "Loop":
-            single += _pieces(nodes, step)
-    return Frame(planned, single, bodies)
-
-
-def _pieces(nodes: list[ir.Node], step: int) -> Iterator[Buffer]:
-    """The tensors in a Loop's sequences that are joined: about one a turn."""
-    turns = kernels.turns(nodes[step])
-    for end, node in enumerate(nodes):
-        pieces = node.inputs[0] if node.op_type == "ConcatFromSequence" else None
-        if pieces is not None and pieces.producer() is nodes[step]:
-            size, number = (nbytes(node.outputs[0]) or 0) // turns, -1 - _MOST_PIECES * (len(nodes) + end)
-            yield from (Buffer(number - turn, size, 2 * step, 2 * end + 2) for turn in range(turns))
+            joined = [(end, n) for end, n in enumerate(nodes) if n.op_type == "ConcatFromSequence"]
+            ends = [(end, n) for end, n in joined if n.inputs[0] is not None and n.inputs[0].producer() is node]
+            left[2 * step] = [(nbytes(each.outputs[0]) or 0, 2 * end + 2) for end, each in ends]
+    return Frame(planned, single, bodies, left, first_at)
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
-from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, in_steady_slices, with_overlap, with_row_loops
+from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, Ends, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import ToSlice
@@ -39,8 +39,8 @@ PLACES = 8
 _PARTS = 6
 """In so many slices nodes are run alone that may give other last bits of rows."""
 
-MOST_BODIES = 4
-"""Where so many times a band's weights are more than is needed, they may stand in two bodies in place of three."""
+APART = 4
+"""Slices before and behind a Scan may stand apart where so many times its weights are no more than is needed."""
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -228,7 +228,13 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     """
     in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
-    search = RowSearch(job, uncut=uncut, lines=2 if in_turns else 4, results=2, ends=_may_end, fitted=in_steady_slices)
+    for lines in (4, 2)[: 1 + in_turns]:
+        search = RowSearch(job, uncut=uncut, lines=lines, results=2, ends=_may_end, fitted=in_steady_slices)
+        yield from _in_rows(search, is_scan=lines == 4)
+
+
+def _in_rows(search: RowSearch, is_scan: bool) -> Iterator[Candidate]:
+    """The same of one search, in one of both loops."""
     model, nodes, rules = search.lowered.model, search.nodes, search.how
     for bands, parts in search.ways({}, most_copies=math.inf):
         loops, weights = list[Loop](), dict[ir.Value, int]()
@@ -238,10 +244,10 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
             read = (value for node in own for value in node.inputs if value is not None)
             weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
         need, twice, seconds = max(p.bytes for p in parts), sum(weights.values()), math.fsum(p.seconds for p in parts)
-        is_heavy = MOST_BODIES * twice > need
-        for as_turns in [*([False] if is_heavy or not in_turns else []), *([True] if in_turns else [])]:
-            write = partial(with_row_loops, model, bands, as_turns)
-            yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + as_turns))
+        forms: list[Ends] = ["nodes", "apart"] if is_scan else ["turns"]
+        for ends in forms[: 1 + (APART * twice <= need)]:
+            write = partial(with_row_loops, model, bands, ends)
+            yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + (ends != "nodes")))
 
 
 def overlapping(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -26,21 +27,24 @@ from memonger.tiling.cutting import Interval, Slicing
 from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
 
+Ends = Literal["nodes", "apart", "turns"]
+"""Slices before and behind a loop: nodes, loops of one turn, or turns of the loop itself, in branches."""
 
-def with_row_loops(model: ir.Model, bands: Sequence[Band], in_turns: bool = False) -> ir.Model:
+
+def with_row_loops(model: ir.Model, bands: Sequence[Band], ends: Ends = "nodes") -> ir.Model:
     """The model with its bands in loops over rows.
 
     Args:
         model: With static shapes, in the order that the bands' steps count. Not changed.
         bands: Ascending and disjoint, as `row_rules` allows them.
-        in_turns: Whether the slices before and behind a loop are turns of it, in branches. Then nothing that they make
-            stays but lines and results, and weights stand in three bodies in place of two.
+        ends: Where the slices before and behind a loop stand. As bodies nothing that they make stays but lines and
+            results, and weights stand in three bodies in place of two.
 
     Raises:
         NotInLoopsError: no two slices of a band one after the other do the same; or the model's operator set is older
             than `OLDEST_OPSET`, for turns than `SEQUENCES_OPSET`.
     """
-    oldest = SEQUENCES_OPSET if in_turns else OLDEST_OPSET
+    oldest = SEQUENCES_OPSET if ends == "turns" else OLDEST_OPSET
     opset = model.graph.opset_imports.get("") or oldest
     if opset < oldest:
         raise NotInLoopsError(f"loops need operator set {oldest} or newer, and the model has {opset}.")
@@ -54,7 +58,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[Band], in_turns: bool = Fals
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks, in_turns=in_turns)
+        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks, ends=ends)
         in_loop.write(band, nodes)
         results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
@@ -399,11 +403,11 @@ def _pieces_of(value: ir.Value) -> ir.SequenceType:
 
 @dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
-    """A band of which most slices are written once, as the body of a loop; those around them are turns of it, or
-    don't stand in it."""
+    """A band of which most slices are written once, as the body of a loop; those around them stand around
+    it, or are turns of it."""
 
     in_blocks: _Blocks
-    in_turns: bool
+    ends: Ends
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
     sequences: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
@@ -414,7 +418,7 @@ class _BandInLoop(BandWriter):
         begin, end = steady(slices)
         if end - begin < _ALIKE:
             raise NotInLoopsError(f"no two slices of {band.rows} rows one after the other do the same.")
-        if self.in_turns:
+        if self.ends == "turns":
             self._add_turns(slices[:begin], slices[begin:end], slices[end:])
         else:
             self._add_each(slices[:begin])
@@ -423,10 +427,37 @@ class _BandInLoop(BandWriter):
         self.join()
 
     def _add_each(self, slices: Sequence[Slice]) -> None:
-        """Write slices one after the other, each as copies of the nodes."""
+        """Write slices one after the other, each as copies of the nodes: where they are to stand apart, in a loop of
+        one turn, of which nothing stays but what is read behind it."""
+        writer, outside, wholes = self.writer, self.writer.order, self.wholes
+        if self.ends == "apart" and slices:
+            writer.order, self.wholes = [], {}
         for one in slices:
             self.pooled.clear()
             self.add(one)
+        if outside is writer.order:
+            return
+        ends = [(v, (first, made[-1].rows[1])) for v, first in slices[-1].kept.items() if (made := self.pieces.get(v))]
+        lines = [(v, Piece(rows, self.read(v, self.axes[v], rows))) for v, rows in ends if rows[0] < rows[1]]
+        results = [(value, piece) for value, pieces in self.wholes.items() for piece in pieces]
+        self.reads.clear()
+        self.pieces, given, outputs = {}, list[ir.Value](), list[ir.Value]()
+        for _, piece in (*lines, *results):
+            assert piece.value is not None
+            self._add_end(piece.value, (), given)
+            shape = ir.Shape([1, *(static_shape(piece.value) or ())])
+            outputs.append(ir.Value(name=writer.fresh(f"{piece.value.name}.once"), type=piece.value.type, shape=shape))
+        number, of_all = self._numbers(range(1), 1, 1)
+        body = ir.Graph([number], given, nodes=writer.order, name=writer.fresh("rows.body"))
+        attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 1)]
+        name = writer.fresh(f"rows.{slices[0].tiles[0][0].name}.once")
+        writer.order, self.wholes = outside, wholes
+        writer.order.append(ir.Node("", "Scan", [of_all], attributes, outputs=outputs, name=name))
+        for place, ((value, piece), output) in enumerate(zip((*lines, *results), outputs, strict=True)):
+            (begin, end), there = piece.rows, self.pieces if place < len(lines) else self.wholes
+            view = self._like(value, piece.rows, f"{value.name}.chunk{begin}_{end}")
+            writer.window("Reshape", [output, writer.integers(static_shape(view) or ())], {}, view)
+            there.setdefault(value, []).append(Piece(piece.rows, view))
 
     def _add_turns(self, first: Sequence[Slice], steady: Sequence[Slice], last: Sequence[Slice]) -> None:
         """Write all slices as turns of a ``Loop``: the first, each that does the same, the last.
@@ -538,7 +569,7 @@ class _BandInLoop(BandWriter):
         The node stands where the slice is there. So onnxruntime's default order has the last slice of a branch first,
         and all that this reads before it, node by node: no image waits until the next slice reads its last rows.
         """
-        if self.in_turns:
+        if self.ends == "turns":
             before = self.sequences[value] if value in self.sequences else self._empty(value)
             self.sequences[value] = ir.Value(name=self.writer.fresh(f"{value.name}.pieces"), type=before.type)
             assert piece.value is not None
@@ -647,7 +678,9 @@ class _BandInLoop(BandWriter):
                 part = self._like(value, rows, f"{value.name}.rows")
                 self.writer.window("Gather", [value, known[key]], {"axis": self.axes[value]}, part)
                 self.cuts[value, self.axes[value], rows] = Piece(rows, part)
-        if not (numbers or self.in_turns):  # a Scan has to read something by slices: how many there are shows there
+        if not (
+            numbers or self.ends == "turns"
+        ):  # a Scan has to read something by slices: how many there are shows there
             numbers.update([self._numbers(range(1), 1, len(slices))])
         return numbers
 
