@@ -35,11 +35,16 @@ class Frame:
         planned: What is packed into one block from the second run on.
         single: What is asked for one by one in every run: outputs, the workspace of kernels.
         bodies: By step the graphs that run in it, one after the other, and how often each.
+        left: By step what all turns together leave, each a part, and when it goes.
+        first_at: By step the turn of the loop around it in which the first of the bodies runs, and in all others the
+            other; they run both where that isn't known.
     """
 
     planned: Sequence[Buffer]
     single: Sequence[Buffer] = ()
     bodies: Mapping[int, Sequence[tuple["Frame", int]]] = field(default_factory=dict)
+    left: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    first_at: Mapping[int, int] = field(default_factory=dict)
 
 
 def onnxruntime_bytes(frame: Frame, *, arena: bool = True, freed: int = 0) -> int:
@@ -61,30 +66,47 @@ _TURNS = 4
 """Of a body's runs so many are replayed: the others find what these left."""
 
 
-def _run(frame: Frame, memory: "_RuntimeArena | _Heap", blocks: dict[Frame, int]) -> None:
-    """Replay a run, the first or a later one of that graph."""
-    block, held, left = blocks.get(frame), dict[int, tuple[int, int]](), sorted(frame.bodies, reverse=True)
-    whole = memory.take(block) if block else None
+def _run(frame: Frame, memory: "_RuntimeArena | _Heap", blocks: dict[Frame, int], turn: int = 0) -> None:
+    """Replay a run, the first or a later one of that graph, in a turn of a loop."""
+    block, held, waiting = blocks.get(frame), dict[int, tuple[int, int]](), sorted(frame.bodies, reverse=True)
+    whole, pieces = memory.take(block) if block else None, list[tuple[int, tuple[int, int]]]()
+
+    def until(now: int) -> None:
+        while waiting and waiting[-1] < now:
+            step = waiting.pop()
+            bodies, at = frame.bodies[step], frame.first_at.get(step)
+            if at is not None:
+                bodies = bodies[:1] if at == turn else bodies[1:]
+            pieces.extend(_run_bodies(bodies, frame.left.get(step, ()), memory, blocks, turn))
+        for piece in [piece for piece in pieces if piece[0] <= now]:
+            pieces.remove(piece)
+            memory.give(piece[1])
+
     for buffer, begins in _events((*frame.planned, *frame.single) if block is None else frame.single):
-        now = buffer.start if begins else buffer.stop
-        while left and left[-1] < now:
-            _run_bodies(frame.bodies[left.pop()], memory, blocks)
+        until(buffer.start if begins else buffer.stop)
         if begins:
             held[buffer.id] = memory.take(buffer.size)
         else:
             memory.give(held.pop(buffer.id))
-    while left:
-        _run_bodies(frame.bodies[left.pop()], memory, blocks)
+    until(_ENDLESS)
     if whole is not None:
         memory.give(whole)
     if block is None:
         blocks[frame] = _block_bytes(frame.planned)
 
 
-def _run_bodies(bodies: Sequence[tuple[Frame, int]], memory: "_RuntimeArena | _Heap", blocks: dict[Frame, int]) -> None:
+def _run_bodies(
+    bodies: Sequence[tuple[Frame, int]], left: Sequence[tuple[int, int]], memory: "_RuntimeArena | _Heap",
+    blocks: dict[Frame, int], turn: int,
+) -> Iterator[tuple[int, tuple[int, int]]]:  # fmt: skip
+    """Replay the runs of bodies. Gives what turns leave: when each piece goes, and where it is."""
     for body, turns in bodies:
-        for _ in range(min(turns, _TURNS)):
-            _run(body, memory, blocks)
+        done = 0
+        for number in [turn] if turns == 1 else [*range(min(turns - 1, _TURNS)), turns - 1]:
+            _run(body, memory, blocks, number)
+            for part in range(done, number + 1):
+                yield from ((end, memory.take(size * (part + 1) // turns - size * part // turns)) for size, end in left)
+            done = number + 1
 
 
 def _block_bytes(planned: Sequence[Buffer]) -> int:

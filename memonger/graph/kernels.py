@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
-from memonger.ir.values import input_at, nbytes, static_shape
+from memonger.ir.values import input_at, nbytes, static_shape, subgraphs
 
 _BUFFER = 128 * 128  # elements that a convolution expands at a time
 _WORTH_A_THREAD, _MOST_THREADS, _ALIGNED = 64 * 1024, 16, 16  # multiplications; threads; outputs
@@ -31,7 +31,7 @@ def workspace(node: ir.Node, threads: int) -> list[int]:
     if name == "Scan":
         return [size for size in _carried(node) for _ in range(min(2, turns(node) - 1))]
     if name == "Loop":
-        return [size for size in _carried(node) for _ in range(2)]
+        return _carried(node)
     return []
 
 
@@ -42,13 +42,19 @@ def turns(node: ir.Node) -> int:
         dims = static_shape(given) if sequences and (given := node.inputs[-sequences]) is not None else None
         axes = node.attributes.get_ints("scan_input_axes") or [0]
         return dims[axes[0]] if dims else 2
+    most = input_at(node, 0) if node.op_type == "Loop" else None
+    if most is not None and most.const_value is not None:
+        return int(most.const_value.numpy())
     return 1 if node.op_type == "If" else 2
 
 
 def _carried(node: ir.Node) -> list[int]:
-    """Bytes of each value that one run of a body hands to the next."""
+    """Bytes of each value that one run of a body hands to the next: a Loop's may grow."""
     given = node.inputs[2:] if node.op_type == "Loop" else node.inputs
     count = len(given) - node.attributes.get_int("num_scan_inputs", 0)
+    if node.op_type == "Loop":
+        (body,) = subgraphs(node)
+        return [nbytes(value) or 0 for value in body.outputs[1 : 1 + count]]
     return [nbytes(value) or 0 for value in given[:count] if value is not None]
 
 

@@ -6,7 +6,8 @@ it may and nobody else reads it, else that of a dead value of the same shape, wh
 Outputs of the model are new memory always.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -50,24 +51,35 @@ def allocated_bytes(
 
 
 def _frame(
-    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, is_body: bool = False
-) -> Frame:
-    """What a run of a graph asks for; what a body writes, the node around it has asked for.
+    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, around: str = "",
+    *, in_loop: bool = False,
+) -> Frame:  # fmt: skip
+    """What a run of a graph asks for, the body of a node of that type or the model.
 
-    A body that reads anything but tensors gets no block.
+    What a Scan's body or a branch writes, the node around it has asked for. A Loop can't, as sizes may change: its body
+    asks, or a branch of that when it begins; and the node holds what is carried from turn to turn, and pieces of
+    sequences that are joined behind it. A body that reads anything but tensors gets no block.
     """
     nodes = list(graph)
     if not as_written:
         nodes = [nodes[number] for number in default_order(nodes)]
-    planned, outputs = _Allocations(graph, nodes).buffers()
-    single, bodies = [] if is_body else outputs, dict[int, list[tuple[Frame, int]]]()
+    in_loop = around == "Loop" or (around == "If" and in_loop)
+    branched = {value for node in nodes if node.op_type == "If" for value in node.outputs}
+    given = set(graph.outputs) & branched if in_loop else set(graph.outputs) if around else set[ir.Value]()
+    planned, single = _Allocations(graph, nodes, given).buffers()
+    if around == "If":
+        single = [replace(each, start=0) for each in single]
+    bodies, left = dict[int, list[tuple[Frame, int]]](), dict[int, list[tuple[int, int]]]()
+    first_at = dict[int, int]()
     made = {value for node in nodes for value in node.outputs}
-    if is_body and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
+    if around and not all(isinstance(v.type, ir.TensorType) for n in nodes for v in read_values(n) if v not in made):
         planned, single = [], [*planned, *single]
     for step, node in enumerate(nodes):
         if workspace is None:
             pieces = kernels.workspace(node, threads)
-            inside = [_frame(body, None, as_written, threads, True) for body in subgraphs(node)]
+            inside = [
+                _frame(body, None, as_written, threads, node.op_type, in_loop=in_loop) for body in subgraphs(node)
+            ]
             if inside:
                 bodies[2 * step] = [(body, kernels.turns(node)) for body in inside]
         else:  # only its sum was measured, so that it counts as one piece; of LRN squares, and their sums
@@ -75,7 +87,16 @@ def _frame(
             pieces = [workspace.get(str(node.name), 0) // count] * count
         pieces = [*(nbytes(value) or 0 for value in kernels.transposed(node)), *pieces]
         single += [Buffer(-1 - _MOST_PIECES * step - i, size, 2 * step, 2 * step + 2) for i, size in enumerate(pieces)]
-    return Frame(planned, single, bodies)
+        is_turn = None if node.op_type != "If" or node.inputs[0] is None else node.inputs[0].producer()
+        if in_loop and is_turn is not None and is_turn.op_type == "Equal":
+            turn, number = is_turn.inputs
+            if turn is not None and turn.is_graph_input() and number is not None and number.const_value is not None:
+                first_at[2 * step] = int(number.const_value.numpy())
+        if node.op_type == "Loop":
+            joined = [(end, n) for end, n in enumerate(nodes) if n.op_type == "ConcatFromSequence"]
+            ends = [(end, n) for end, n in joined if n.inputs[0] is not None and n.inputs[0].producer() is node]
+            left[2 * step] = [(nbytes(each.outputs[0]) or 0, 2 * end + 2) for end, each in ends]
+    return Frame(planned, single, bodies, left, first_at)
 
 
 def default_order(nodes: list[ir.Node]) -> list[int]:
@@ -98,10 +119,13 @@ def default_order(nodes: list[ir.Node]) -> list[int]:
 
 
 class _Allocations:
-    """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which."""
+    """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which.
 
-    def __init__(self, graph: ir.Graph, nodes: list[ir.Node]) -> None:
-        self.nodes = nodes
+    What is given by another graph has none.
+    """
+
+    def __init__(self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value]) -> None:
+        self.nodes, self.given = nodes, given
         self.results = set(graph.outputs)
         made = {value for node in nodes for value in node.outputs}
         # Left, by the value that owns the memory. What comes from outside is never overwritten
@@ -118,7 +142,7 @@ class _Allocations:
         late = set[ir.Value]()
         for step, node in enumerate(self.nodes):
             for index, value in enumerate(node.outputs):
-                if not (value.name and dense(value)):
+                if not (value.name and dense(value)) or value in self.given:
                     continue
                 shared = None if value in self.results else self._reused(node, index, value)
                 if shared is None:  # memory of its own

@@ -122,6 +122,10 @@ def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
     return copy
 
 
+_TOLD = ("ConcatFromSequence", "Reshape", "Scan")
+"""Operators whose results keep the other dimensions where the first is not to be known: no inference tells them."""
+
+
 def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> None:
     """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
     inside = [branch, *inner_graphs(branch)]
@@ -143,7 +147,7 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> Non
         node.graph.insert_before(node, ir.node("Add", [told, zero], outputs=[sizes], name=name))
         node.replace_input_with(1, sizes)
     for each in inside:
-        kept = {value for node in each if node.op_type in ("Reshape", "Scan") for value in node.outputs}
+        kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
             dims, name = static_shape(value), f"{each.name}.size"
             if dims and value in kept.union(each.inputs).difference(each.outputs):

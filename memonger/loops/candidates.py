@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
-from memonger.loops.rows import BLOCK, in_steady_slices, with_overlap, with_row_loops
+from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, Ends, in_steady_slices, with_overlap, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import ToSlice
@@ -40,7 +40,7 @@ _PARTS = 6
 """In so many slices nodes are run alone that may give other last bits of rows."""
 
 APART = 4
-"""Slices before and behind a loop may stand apart where so many times its weights are no more than is needed."""
+"""Slices before and behind a Scan may stand apart where so many times its weights are no more than is needed."""
 
 _FUSED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization"))
 _HEAVY = frozenset(
@@ -215,14 +215,26 @@ def _candidate(axis: StageSearch, bands: Sequence[Band], open_size: str) -> Cand
     return Candidate(float(alive.max(initial=0.0)), seconds, write, tuple(loops), is_nested)
 
 
-def in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:
+def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:
     """Bands whose images run in slices of rows, as they are estimated for a plan, without nodes that round otherwise.
 
-    A loop has the lines that it takes and gives, those that it began with, and those at its end; and its results as it
-    stacked them, and as the next node reads them.
+    A loop has the lines that it takes and gives; a Scan those that it began with, too, and those at its end. Either has
+    its results as it took them slice by slice, and as the next node reads them.
+
+    Args:
+        job: The model.
+        check: Finds nodes that round otherwise on slices: they stay whole. None: none does, or it doesn't matter.
+        in_turns: Whether slices before and behind those that do the same may be turns of the loop.
     """
+    in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
-    search = RowSearch(job, uncut=uncut, lines=4, results=2, ends=_may_end, fitted=in_steady_slices)
+    for lines in (4, 2)[: 1 + in_turns]:
+        search = RowSearch(job, uncut=uncut, lines=lines, results=2, ends=_may_end, fitted=in_steady_slices)
+        yield from _in_rows(search, is_scan=lines == 4)
+
+
+def _in_rows(search: RowSearch, is_scan: bool) -> Iterator[Candidate]:
+    """The same of one search, in one of both loops."""
     model, nodes, rules = search.lowered.model, search.nodes, search.how
     for bands, parts in search.ways({}, most_copies=math.inf):
         loops, weights = list[Loop](), dict[ir.Value, int]()
@@ -232,16 +244,17 @@ def in_rows(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:
             read = (value for node in own for value in node.inputs if value is not None)
             weights |= {value: value.const_value.nbytes for value in read if value.const_value is not None}
         need, twice, seconds = max(p.bytes for p in parts), sum(weights.values()), math.fsum(p.seconds for p in parts)
-        for apart in (False, True)[: 1 + (APART * twice <= need)]:
-            write = partial(with_row_loops, model, bands, apart)
-            yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + apart))
+        forms: list[Ends] = ["nodes", "apart"] if is_scan else ["turns"]
+        for ends in forms[: 1 + (APART * twice <= need)]:
+            write = partial(with_row_loops, model, bands, ends)
+            yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + (ends != "nodes")))
 
 
-def overlapping(job: ToSlice, check: SliceCheck | None) -> Iterator[Candidate]:
+def overlapping(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:
     """The same where rows of cheap nodes are computed again in place of kept; nothing if there are none."""
     model = job.lowered.model.clone()
     if with_overlap(model):
-        yield from in_rows(replace(job, lowered=replace(job.lowered, model=model)), check)
+        yield from in_rows(replace(job, lowered=replace(job.lowered, model=model)), check, in_turns)
 
 
 def rounded(axis: StageSearch, check: SliceCheck) -> Iterator[str]:

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -26,23 +27,27 @@ from memonger.tiling.cutting import Interval, Slicing
 from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
 
+Ends = Literal["nodes", "apart", "turns"]
+"""Slices before and behind a loop: nodes, loops of one turn, or turns of the loop itself, in branches."""
 
-def with_row_loops(model: ir.Model, bands: Sequence[Band], apart: bool = False) -> ir.Model:
+
+def with_row_loops(model: ir.Model, bands: Sequence[Band], ends: Ends = "nodes") -> ir.Model:
     """The model with its bands in loops over rows.
 
     Args:
         model: With static shapes, in the order that the bands' steps count. Not changed.
         bands: Ascending and disjoint, as `row_rules` allows them.
-        apart: Whether the slices before and behind a loop are bodies of their own, of one turn. Then nothing that they
-            make stays but lines and results, and weights stand in three bodies in place of two.
+        ends: Where the slices before and behind a loop stand. As bodies nothing that they make stays but lines and
+            results, and weights stand in three bodies in place of two.
 
     Raises:
         NotInLoopsError: no two slices of a band one after the other do the same; or the model's operator set is older
-            than `OLDEST_OPSET`.
+            than `OLDEST_OPSET`, for turns than `SEQUENCES_OPSET`.
     """
-    opset = model.graph.opset_imports.get("") or OLDEST_OPSET
-    if opset < OLDEST_OPSET:
-        raise NotInLoopsError(f"loops need operator set {OLDEST_OPSET} or newer, and the model has {opset}.")
+    oldest = SEQUENCES_OPSET if ends == "turns" else OLDEST_OPSET
+    opset = model.graph.opset_imports.get("") or oldest
+    if opset < oldest:
+        raise NotInLoopsError(f"loops need operator set {oldest} or newer, and the model has {opset}.")
     copy = model.clone()
     nodes, rules, writer = list(copy.graph), row_rules(copy), SliceWriter(copy, STRIP)
     blocks = _Blocks(writer)
@@ -53,7 +58,7 @@ def with_row_loops(model: ir.Model, bands: Sequence[Band], apart: bool = False) 
         writer.order += nodes[start : band.begin] + [node for node in own if node not in tiled]
         start = band.end
         gone += tiled
-        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks, apart=apart)
+        in_loop = _BandInLoop(writer, number, tiled, set(), 1, in_blocks=blocks, ends=ends)
         in_loop.write(band, nodes)
         results += [in_loop.results[value] for value in in_loop.exits if _is_in_blocks(value)]
     writer.order += nodes[start:]
@@ -167,6 +172,9 @@ def _cheap_chain(value: ir.Value, most: int) -> list[ir.Node]:
 def _elements(value: ir.Value) -> int:
     return math.prod(static_shape(value) or (0,))
 
+
+SEQUENCES_OPSET = 13
+"""Loops carry sequences, and branches give them, from this operator set on."""
 
 _UNITS = (1, 2, 4, 8, 16, 32)
 """Of so many rows, images that are half, a quarter, ... as high have whole rows."""
@@ -383,13 +391,25 @@ def _rows_made(node: ir.Node) -> int:
     return after // before if before and after % before == 0 else 1
 
 
+_Branch = tuple[list[ir.Node], list[ir.Value]]
+"""Nodes of a branch, and what they give."""
+
+
+def _pieces_of(value: ir.Value) -> ir.SequenceType:
+    """The type of a sequence of rows of a value."""
+    assert value.dtype is not None
+    return ir.SequenceType(ir.TensorType(value.dtype))
+
+
 @dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
-    """A band of which most slices are written once, as the body of a loop; those around them stand apart, or don't."""
+    """A band of which most slices are written once, as the body of a loop; those around them stand around
+    it, or are turns of it."""
 
     in_blocks: _Blocks
-    apart: bool
+    ends: Ends
     pooled: dict[tuple[ir.Value, Interval], ir.Value] = field(default_factory=dict)
+    sequences: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     def write(self, band: Band, nodes: Sequence[ir.Node]) -> None:
         """Add the loop, copies of the nodes for the slices before and behind it, and what others read."""
@@ -398,16 +418,19 @@ class _BandInLoop(BandWriter):
         begin, end = steady(slices)
         if end - begin < _ALIKE:
             raise NotInLoopsError(f"no two slices of {band.rows} rows one after the other do the same.")
-        self._add_once(slices[:begin])
-        self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
-        self._add_once(slices[end:])
+        if self.ends == "turns":
+            self._add_turns(slices[:begin], slices[begin:end], slices[end:])
+        else:
+            self._add_each(slices[:begin])
+            self._add_loop(slices[begin:end], slices[begin - 1].kept if begin else {})
+            self._add_each(slices[end:])
         self.join()
 
-    def _add_once(self, slices: Sequence[Slice]) -> None:
+    def _add_each(self, slices: Sequence[Slice]) -> None:
         """Write slices one after the other, each as copies of the nodes: where they are to stand apart, in a loop of
         one turn, of which nothing stays but what is read behind it."""
         writer, outside, wholes = self.writer, self.writer.order, self.wholes
-        if self.apart and slices:
+        if self.ends == "apart" and slices:
             writer.order, self.wholes = [], {}
         for one in slices:
             self.pooled.clear()
@@ -436,6 +459,98 @@ class _BandInLoop(BandWriter):
             writer.window("Reshape", [output, writer.integers(static_shape(view) or ())], {}, view)
             there.setdefault(value, []).append(Piece(piece.rows, view))
 
+    def _add_turns(self, first: Sequence[Slice], steady: Sequence[Slice], last: Sequence[Slice]) -> None:
+        """Write all slices as turns of a ``Loop``: the first, each that does the same, the last.
+
+        It begins without lines, hands them from turn to turn as they are, and ends without any. Results it puts into
+        sequences, which are joined behind it.
+        """
+        writer, outside, before = self.writer, self.writer.order, min(1, len(first))
+        turns = before + len(steady) + min(1, len(last))
+        turn, is_on, goes_on = [
+            ir.Value(name=writer.fresh(f"rows.{name}"), type=ir.TensorType(dtype), shape=ir.Shape([]))
+            for name, dtype in (("turn", ir.DataType.INT64), ("is_on", ir.DataType.BOOL), ("goes_on", ir.DataType.BOOL))
+        ]
+        given = [ir.Value(name=writer.fresh(f"{value.name}.pieces"), type=_pieces_of(value)) for value in self.exits]
+        lines, begins, branches = dict[ir.Value, Interval](), list[ir.Value](), dict[int, _Branch]()
+        for at, part in ((0, first), (before, steady), (turns - 1, last)):
+            if not part:
+                continue
+            writer.order, self.sequences = [], {} if part is first else dict(zip(self.exits, given, strict=True))
+            self.reads.clear()
+            self.pieces = {v: [Piece(rows, line)] for (v, rows), line in zip(lines.items(), begins, strict=True)}
+            ends = list[ir.Value]()
+            if part is steady:
+                for own, of_all in self._cut_in_loop(part, before).items():
+                    name = writer.fresh(f"{own.name}/Gather")
+                    writer.order.insert(0, ir.node("Gather", [of_all, turn], {"axis": 0}, outputs=[own], name=name))
+            self._add_each(part[:1] if part is steady else part)
+            if part is first:
+                there = {v: (row, made[-1].rows[1]) for v, row in part[-1].kept.items() if (made := self.pieces.get(v))}
+                lines = {value: rows for value, rows in there.items() if rows[0] < rows[1]}
+                begins = [self._like(value, rows, f"{value.name}.line") for value, rows in lines.items()]
+            for (value, rows), line in zip(lines.items(), begins, strict=True):
+                if part is last:
+                    ends.append(self._like(value, (0, 0), f"{value.name}.none"))
+                    writer.slice(line, self.axes[value], 0, 0, ends[-1])
+                    continue
+                if part is steady:
+                    done = rows[1]
+                    rows = part[0].kept[value], self.pieces[value][-1].rows[1]
+                    lines[value] = part[-1].kept[value], done + (rows[1] - done) * len(part)
+                self._add_end(self.read(value, self.axes[value], rows), begins, ends)
+            for value, pieces in zip(self.exits, given, strict=True):
+                if self.sequences.get(value) is pieces:
+                    raise NotInLoopsError(f"a slice gives no rows of '{value.name}'.")
+                ends.append(self.sequences[value] if value in self.sequences else self._empty(value))
+            branches[at] = writer.order, ends
+        self.reads.clear()
+        self.pooled.clear()
+        chosen, ends = branches.pop(before)
+        for at in sorted(branches, reverse=True):
+            chosen, ends = self._branched(turn, at, branches[at], (chosen, ends))
+        writer.order, rows = outside, (0, 0)
+        chosen.append(ir.node("Identity", [is_on], outputs=[goes_on], name=writer.fresh(f"{goes_on.name}/Identity")))
+        body = ir.Graph([turn, is_on, *begins, *given], [goes_on, *ends], nodes=chosen, name=writer.fresh("rows.body"))
+        numbers = {"turns": np.array(turns, np.int64), "on": np.array(True)}
+        inputs = [writer.initializer(f"rows.{name}", ir.Tensor(array)) for name, array in numbers.items()]
+        outputs = list[ir.Value]()
+        for value, rows in lines.items():
+            assert value.dtype is not None
+            dims = static_shape(self._like(value, (0, 0), "")) or ()
+            none = ir.Tensor(np.zeros(dims, value.dtype.numpy()), dtype=value.dtype)
+            inputs.append(writer.initializer(f"{value.name}.none", none))
+            outputs.append(self._like(value, (0, 0) if last else rows, f"{value.name}.line"))
+        for value in self.exits:
+            inputs.append(self._empty(value))
+            outputs.append(ir.Value(name=writer.fresh(f"{value.name}.pieces"), type=_pieces_of(value)))
+        name = writer.fresh(f"rows.{next(iter(self.nodes)).name}")
+        writer.order.append(ir.node("Loop", inputs, {"body": body}, outputs=outputs, name=name))
+        for value, pieces in zip(self.exits, outputs[len(lines) :], strict=True):
+            rows = 0, self.height(value)
+            joined = self._like(value, rows, f"{value.name}.chunk0_{rows[1]}")
+            writer.window("ConcatFromSequence", [pieces], {"axis": self.axes[value]}, joined)
+            self.wholes[value] = [Piece(rows, joined)]
+
+    def _empty(self, value: ir.Value) -> ir.Value:
+        """A sequence without any rows of a result."""
+        assert value.dtype is not None
+        result = ir.Value(name=self.writer.fresh(f"{value.name}.pieces"), type=_pieces_of(value))
+        self.writer.window("SequenceEmpty", [], {"dtype": value.dtype.value}, result)
+        return result
+
+    def _branched(self, turn: ir.Value, at: int, then: _Branch, other: _Branch) -> _Branch:
+        """What gives one in a turn, and the other in all others."""
+        writer = self.writer
+        is_turn = ir.Value(name=writer.fresh("rows.is_turn"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+        number = writer.initializer(f"rows.turn{at}", ir.Tensor(np.array(at, np.int64)))
+        equal = ir.node("Equal", [turn, number], outputs=[is_turn], name=writer.fresh(f"{is_turn.name}/Equal"))
+        graphs = [ir.Graph([], ends, nodes=nodes, name=writer.fresh("rows.branch")) for nodes, ends in (then, other)]
+        attributes = {"then_branch": graphs[0], "else_branch": graphs[1]}
+        ends = [ir.Value(name=writer.fresh(str(value.name)), type=value.type) for value in then[1]]
+        name = writer.fresh(f"{is_turn.name}/If")
+        return [equal, ir.node("If", [is_turn], attributes, outputs=ends, name=name)], ends
+
     def join(self) -> None:
         """Put together what others read: views of slices, of which onnxruntime's default order has the last first."""
         for value in self.exits:
@@ -449,7 +564,17 @@ class _BandInLoop(BandWriter):
         BandWriter.join(self)
 
     def collect(self, value: ir.Value, piece: Piece) -> None:
-        """Keep a slice of what others read."""
+        """Keep a slice of what others read: where others are kept in a sequence, behind these.
+
+        The node stands where the slice is there. So onnxruntime's default order has the last slice of a branch first,
+        and all that this reads before it, node by node: no image waits until the next slice reads its last rows.
+        """
+        if self.ends == "turns":
+            before = self.sequences[value] if value in self.sequences else self._empty(value)
+            self.sequences[value] = ir.Value(name=self.writer.fresh(f"{value.name}.pieces"), type=before.type)
+            assert piece.value is not None
+            self.writer.window("SequenceInsert", [before, piece.value], {}, self.sequences[value])
+            return
         self.wholes.setdefault(value, []).append(piece)
 
     def operand(self, node: ir.Node, value: ir.Value, axis: int, rows: Interval) -> ir.Value:
@@ -530,8 +655,13 @@ class _BandInLoop(BandWriter):
             value = copy
         ends.append(value)
 
-    def _cut_in_loop(self, slices: Sequence[Slice]) -> dict[ir.Value, ir.Value]:
-        """Gather what a slice reads of values that are there whole: of the body's inputs the numbers of all slices."""
+    def _cut_in_loop(self, slices: Sequence[Slice], before: int = 0) -> dict[ir.Value, ir.Value]:
+        """Gather what a slice reads of values that are there whole: of row numbers those of all slices.
+
+        Args:
+            slices: Those that do the same.
+            before: Turns of the loop before them.
+        """
         one, numbers, known = slices[0], dict[ir.Value, ir.Value](), dict[tuple[Interval, int], ir.Value]()
         written = {value for node in self.nodes for value in node.outputs}
         for value, intervals in one.reads.items():
@@ -542,12 +672,15 @@ class _BandInLoop(BandWriter):
                     continue
                 key = rows, then[0] - begin
                 if key not in known:
-                    known[key], whole = self._numbers(range(begin, end), key[1], len(slices))
+                    first = range(begin - before * key[1], end - before * key[1])
+                    known[key], whole = self._numbers(first, key[1], before + len(slices))
                     numbers[known[key]] = whole
                 part = self._like(value, rows, f"{value.name}.rows")
                 self.writer.window("Gather", [value, known[key]], {"axis": self.axes[value]}, part)
                 self.cuts[value, self.axes[value], rows] = Piece(rows, part)
-        if not numbers:  # a loop has to read something slice by slice: how many there are shows there
+        if not (
+            numbers or self.ends == "turns"
+        ):  # a Scan has to read something by slices: how many there are shows there
             numbers.update([self._numbers(range(1), 1, len(slices))])
         return numbers
 

@@ -169,6 +169,8 @@ def shrink(
     loaded = load(source, batch=batch, dims=asked.sizes)
     if KEY in loaded.ir.metadata_props:
         raise PlanError(f"{loaded.name} is planned: shrink the model that it was planned from.")
+    original = load_as_is(source).ir
+    in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     settled = SliceWriter(loaded.ir.clone())
     settle_constants(settled)
     settled.drop_unread()
@@ -185,19 +187,17 @@ def shrink(
     if search.job.training is not None:
         found += in_regions(search, sliced, allow_rounding)
     elif not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
-        found += in_rows(search.job, sliced)
-        found += overlapping(search.job, sliced)
+        found += in_rows(search.job, sliced, in_branches)
+        found += overlapping(search.job, sliced, in_branches)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
         copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
             other = ChunkSearch(again.lowered, again.request, options, again.device, batch, solve(again))
-            ways = [*in_rows(other.job, sliced), *overlapping(other.job, sliced)]
+            ways = [*in_rows(other.job, sliced, in_branches), *overlapping(other.job, sliced, in_branches)]
             found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
     if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
-    original = load_as_is(source).ir
-    in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case
     less, once = [each for each in found if each.bytes + each.twice < most], search.seconds
     limit = (max_overhead + (UNSURE if check else 0.0)) * once

@@ -157,6 +157,11 @@ def give_shapes(model: ir.Model, inputs: Mapping[str, Shape]) -> bool:
     for value in model.graph.inputs:
         if str(value.name) in inputs:
             shapes[numbers[value]] = inputs[str(value.name)]
+    batch = next((shape[0] for shape in inputs.values() if shape), 1)
+    for value in _told(model.graph):
+        first, *dims = (dim if isinstance(dim, int) else None for dim in value.shape or ())
+        if None not in dims:
+            shapes[numbers[value]] = (batch if first is None else first, *dims)  # type: ignore[arg-type]
     with np.errstate(all="ignore"):
         for step in sizes._steps:
             with suppress(*CONTRADICTIONS):
@@ -167,6 +172,14 @@ def give_shapes(model: ir.Model, inputs: Mapping[str, Shape]) -> bool:
             value.shape = ir.Shape(shape)
     made = [value for value in numbers if value.name and value.producer() is not None]
     return all(value.type is not None and (not dense(value) or static_shape(value) is not None) for value in made)
+
+
+def _told(graph: ir.Graph) -> list[ir.Value]:
+    """What has the shape that the file says where no rule tells it: what bodies are given, what a Loop leaves, and
+    sequences joined."""
+    main, *bodies = _graphs(graph)
+    made = (v for n in main.all_nodes() if n.op_type in ("ConcatFromSequence", "Loop") for v in n.outputs)
+    return [value for value in (*(v for body in bodies for v in body.inputs), *made) if value.shape]
 
 
 def _graphs(graph: ir.Graph) -> tuple[ir.Graph, ...]:
@@ -251,8 +264,8 @@ def _steps(
         step = _step(node, opsets, numbers, wanted)
         return None if step is None else [step]
     how = _BODIES.get(operator_name(node))
-    values = (*node.inputs, *node.outputs)
-    if how is None or opset < 9 or any(v is not None and v.type is not None and not _is_tensor(v) for v in values):
+    kinds = [value for value in (*node.inputs, *node.outputs) if value is not None and value.type is not None]
+    if how is None or opset < 9 or not all(_is_tensor(value) or _is_sequence(value) for value in kinds):
         return None
     begins, ends = how(node)
 
@@ -285,7 +298,8 @@ def _branches(node: ir.Node) -> _Around:
 
 
 def _turns(node: ir.Node) -> _Around:
-    """What Loop carries has its shape where the body doesn't change it; how often that runs isn't known."""
+    """What Loop carries has its shape where the body doesn't change it, and what begins empty may grow; how often that
+    runs isn't known."""
     given = len(node.inputs)
     carried = given - 2
 
@@ -294,7 +308,10 @@ def _turns(node: ir.Node) -> _Around:
         kept = [was if was == now else None for was, now in zip(shapes[2 : 2 + carried], after, strict=False)]
         return [*kept, *[None] * (len(after) - carried)]
 
-    return lambda shapes, _: ((), (), *shapes[2:]), end
+    def begin(shapes: Sequence[Any], _: Sequence[Any]) -> Sequence[Shape | None]:
+        return ((), (), *(None if shape is None or 0 in shape else shape for shape in shapes[2:]))
+
+    return begin, end
 
 
 def _scanned(node: ir.Node) -> _Around:
@@ -369,6 +386,10 @@ def _step(
         anyway=facts(node).sized_anyway,
         evaluate=_how(node, site) if not wanted.isdisjoint(node.outputs) else None,
     )
+
+
+def _is_sequence(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.SequenceType)
 
 
 def _is_tensor(value: ir.Value) -> bool:

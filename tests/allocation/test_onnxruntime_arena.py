@@ -1,5 +1,7 @@
 """The replay of onnxruntime's allocator, by hand; against measured memory see tests/runtime/test_process_memory.py."""
 
+import pytest
+
 from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import Frame, onnxruntime_bytes
 
@@ -64,3 +66,12 @@ def test_without_the_arena_what_is_given_back_counts_no_more() -> None:
     """A block of 6 MiB and an output of 3, after a first run whose values were two at a time."""
     planned, single = _buffers((3, 0, 2), (3, 1, 3)), [Buffer(9, 3 * MIB, 2, 4)]
     assert onnxruntime_bytes(Frame(planned, single), arena=False) == 9 * MIB
+
+
+@pytest.mark.parametrize(("turn", "most"), [(0, 8192 + 2000), (2, 8192 + 1000)])
+def test_a_loops_turns_leave_pieces_and_each_runs_its_branch(turn: int, most: int) -> None:
+    """Three turns, one of which takes 4 KiB and each other 8; each leaves 1,000 bytes until they are joined."""
+    branches = [(Frame([], [Buffer(0, size, 0, 2)]), 1) for size in (4096, 8192)]
+    body = Frame([], bodies={0: branches}, first_at={0: turn})
+    frame = Frame([], [Buffer(0, 3000, 2, 4)], {0: [(body, 3)]}, {0: [(3000, 4)]})
+    assert onnxruntime_bytes(frame, arena=False) == most

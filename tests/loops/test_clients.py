@@ -16,10 +16,12 @@ from benchmarks import browser
 from benchmarks.inference import clients
 from memonger.ir.save import as_proto, save_model
 from memonger.loops.branch import in_branch
+from memonger.loops.rows import with_row_loops
 from memonger.loops.writer import with_loops
 from memonger.model.load import load
 from memonger.tiling.axes import axes_of
 from memonger.tiling.slices import Band, SliceStage
+from tests.support.image_networks import rows_of_all
 from tests.support.stock import normal, parse
 
 UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {
@@ -30,7 +32,8 @@ UPSCALER = """g (float[4, 3, 24, 24] x) => (float[4, 3, 48, 48] y) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image network as it was; in a loop of four slices: weights beside it, inside, in a branch; in two loops."""
+    """An image network as it was; in a loop of four slices: weights beside it, inside, in a branch; in two loops; its
+    rows as turns of one."""
     folder = tmp_path_factory.mktemp("clients")
     model = parse(UPSCALER, opset=17)
     weights = {"w0": normal(0, 16, 3, 3, 3), "w1": normal(1, 12, 16, 3, 3)}
@@ -43,6 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "inside.onnx").write_bytes(as_proto(made, "inside").SerializeToString())
     save_model(made, folder / "beside.onnx", limit=0)
     save_model(in_branch(made), folder / "branch.onnx", limit=0)
+    rows = with_row_loops(loaded, [rows_of_all(loaded, 4)], "turns")
+    save_model(in_branch(rows), folder / "turns.onnx", limit=0)
     stages = SliceStage(0, 2, (0, 1, 2, 3, 4)), SliceStage(2, len(axes.nodes), (0, 2, 4))
     save_model(with_loops(loaded, axes, [Band(stages)]), folder / "nested.onnx")
     return folder
@@ -57,7 +62,7 @@ def test_outputs_are_the_same_in_another_language(make: object, folder: Path, tm
     feeds = {"x": normal(2, 4, 3, 24, 24)}
     was, want = client.run(folder / "before.onnx", feeds, tmp_path / "before")
     assert np.frombuffer(want[0], np.float32).size == 4 * 3 * 48 * 48
-    for name in (client.weights, *(["branch"] if client.weights == "beside" else [])):
+    for name in (client.weights, *(["branch", "turns"] if client.weights == "beside" else [])):
         now, got = client.run(folder / f"{name}.onnx", feeds, tmp_path / name)
         assert want == got
         assert was.keys() == now.keys() == {"version", "loaded_bytes", "run_bytes", "seconds"}
