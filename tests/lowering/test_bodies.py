@@ -36,6 +36,14 @@ def test_portable_plans_have_the_bits_of_what_the_runtime_inlines(name: str, siz
         assert same_bits(session.run(feed), run_stock(stock(model, "ORT_DISABLE_ALL"), feed))
 
 
+@pytest.mark.parametrize("device", ["none", "cpu"])
+def test_a_deprecated_operator_runs_whose_body_the_runtime_inlines(device: str) -> None:
+    text = "<float[2] s = {1, 2}> { y = GroupNormalization <num_groups = 2> (x, s, s) }"
+    model, feed = parse(f"g (float[2, 8] x) => (float[2, 8] y) {text}", opset=18), {"x": normal(0, 2, 8)}
+    session = memonger.Session(memonger.search_plan(model, mode="inference", device=device))
+    assert same_bits(session.run(feed), run_stock(stock(model), feed))
+
+
 def test_the_list_is_of_what_has_a_body_and_no_kernel() -> None:
     """The body of `SequenceMap` holds the node's own: it is a loop."""
     kernels = {each.op_name for each in native.get_all_opkernel_def() if each.domain == ""}
