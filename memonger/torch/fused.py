@@ -46,6 +46,9 @@ _FILL = (_DRAW, "aten.full", "aten.arange", "aten.scalar_tensor", "prims.iota")
 _INDEXED = ("aten.gather",)
 """Operators that read elements at an index, and compute what they read there."""
 
+_LAID_OUT = ("aten.convolution", "aten.convolution_backward")
+"""Operators whose results may lie otherwise than they were traced: that something is written over them isn't sure."""
+
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 """What the compiler stores on a CPU where several operators read it."""
 
@@ -92,6 +95,7 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
     found, inside, drawn = dict[int, dict[int, int]](), dict[int, frozenset[int]](), set[int]()
     over, over_of = dict[fx.Node, set[int]](), dict[int, set[int]]()
     given = {key for node in joint.find_nodes(op="placeholder") for key in _made(node)}
+    laid_out = {key for node in joint.nodes if _name(node) in _LAID_OUT for key in _made(node)}
     sums = {node: product for node in joint.nodes if (product := _product_in(node)) is not None}
     found |= {key: _read(product) for product in sums.values() for key in _made(product)}
     for node in joint.nodes:
@@ -107,7 +111,7 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
                 )
                 own |= at_place
                 elsewhere |= found.get(key, {key: 0}).keys() - at_place
-        over[node] = over_of[storage] = own - elsewhere - given - {*results}
+        over[node] = over_of[storage] = own - elsewhere - given - laid_out - {*results}
         readers = _readers(node)
         sources = {key: bytes_ for one, own in read.items() for key, bytes_ in found.get(one, {one: own}).items()}
         operators_in = frozenset({storage}).union(*(inside.get(key, ()) for key in read))
@@ -280,5 +284,10 @@ OPTIONS = {
 }  # fmt: skip
 """What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
 layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
+<<<<<<< HEAD
 With its ``allow_buffer_reuse`` it keeps what is read no more for a later value, where its own estimate of the peak,
 that of results written over operands aside, isn't exceeded."""
+=======
+With its ``allow_buffer_reuse`` it keeps what is read no more for a later value while its own estimate of the peak isn't
+exceeded, which leaves out that results are written over operands."""
+>>>>>>> torch
