@@ -284,10 +284,5 @@ OPTIONS = {
 }  # fmt: skip
 """What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
 layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about.
-<<<<<<< HEAD
-With its ``allow_buffer_reuse`` it keeps what is read no more for a later value, where its own estimate of the peak,
-that of results written over operands aside, isn't exceeded."""
-=======
 With its ``allow_buffer_reuse`` it keeps what is read no more for a later value while its own estimate of the peak isn't
 exceeded, which leaves out that results are written over operands."""
->>>>>>> torch
