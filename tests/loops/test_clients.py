@@ -61,12 +61,13 @@ def test_outputs_are_the_same_in_another_language(make: object, folder: Path, tm
         pytest.skip(client)
     feeds = {"x": normal(2, 4, 3, 24, 24)}
     was, want = client.run(folder / "before.onnx", feeds, tmp_path / "before")
-    assert np.frombuffer(want[0], np.float32).size == 4 * 3 * 48 * 48
+    if client.name != "Chromium":  # whose page gives digests
+        assert np.frombuffer(want[0], np.float32).size == 4 * 3 * 48 * 48
     for name in (client.weights, *(["branch", "turns"] if client.weights == "beside" else [])):
         now, got = client.run(folder / f"{name}.onnx", feeds, tmp_path / name)
         assert want == got
-        assert was.keys() == now.keys() == {"version", "loaded_bytes", "run_bytes", "seconds"}
-    with pytest.raises(RuntimeError, match=r"nothing\.onnx|can't be|exist"):
+        assert was.keys() - {"version"} == now.keys() - {"version"} == {"loaded_bytes", "run_bytes", "seconds"}
+    with pytest.raises((RuntimeError, FileNotFoundError), match=r"nothing\.onnx|can't be|exist"):
         client.run(folder / "nothing.onnx", feeds, tmp_path / "nothing")
 
 
