@@ -40,7 +40,7 @@ class Network:
 
 def write(name: str, path: Path, **options: object) -> None:
     """Write a network's ONNX file, with a symbolic batch; GPT-2's may have another ``num_layers``."""
-    network = (NETWORKS | IMAGES)[name]
+    network = EVERY[name]
     if network.write is not None:
         network.write(path, **options)
         return
@@ -118,5 +118,7 @@ IMAGES: dict[str, Network] = {
     name: Network("image", write=partial(torch_exports.export, name), batches=(1,)) for name in torch_exports.IMAGES
 } | {f"{name} {n}": Network("image", write=partial(_square, name, n), batches=(1,)) for name, n in _SQUARES}
 """Networks of which one image takes much; and networks of ``models/`` for squares of so many pixels."""
+
+EVERY = NETWORKS | IMAGES
 
 DEFAULT = tuple(name for name, network in NETWORKS.items() if not network.is_kin)

@@ -31,7 +31,7 @@ if settings is not None:
     settings.register_profile("memonger", deadline=None, max_examples=40)
     settings.load_profile("memonger")
 networks.sleep_while_waiting()
-chunk_timing.SHORTEST = math.inf  # nothing that is tested hangs on how fast the machine is
+chunk_timing.SHORTEST = math.inf  # plans that are tested don't depend on the machine's speed
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.chunks.budgets import budget_lines, measure_budgets
 from benchmarks.chunks.plans import Planner, Wish, slices
 from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, progress, stamp
-from benchmarks.networks import DEFAULT, IMAGES, NETWORKS, write
+from benchmarks.networks import DEFAULT, EVERY, IMAGES, NETWORKS, write
 from benchmarks.turns import contest, race
 from memonger.cli.differences import difference
 from memonger.runtime.measure import RunJob
@@ -38,6 +38,11 @@ FEWEST = 3  # turns, where each is of a single run that is long
 ROOM = 0.8  # of the memory that is free may the contestants of a row take
 STOCK = {"stock": {}, "no arena": {"arena": False}}
 PLANS = {"off": "off", "chunked": "auto"}
+AIMS = (
+    (1, "image", "0.05"), (16, "CNN", "0.05"), (16, "transformer", "0.25"), (64, "CNN", "0.05"),
+    (64, "transformer", "0.25"),
+)  # fmt: skip
+"""For a family at a batch, of stock's memory."""
 HERE = Path(__file__).parent
 
 
@@ -178,18 +183,14 @@ def line(row: Row) -> str:
 
 def means(rows: Sequence[Row]) -> Iterator[str]:
     """Geometric means beside the aims."""
-    measured, known = [row for row in rows if not row.failed], NETWORKS | IMAGES
+    measured = [row for row in rows if not row.failed]
     for threads in sorted({row.threads for row in measured}, reverse=True):
         cores = f"{threads} threads" if threads > 1 else "1 thread"
         here = [row for row in measured if row.threads == threads]
-        every = (
-            (1, "image", "0.05"),
-            *((n, *one) for n in (16, 64) for one in (("CNN", "0.05"), ("transformer", "0.25"))),
-        )
-        for batch, family, memory in every:
-            chosen = [row for row in here if row.batch == batch and known[row.network].family == family]
+        for batch, family, memory in AIMS:
+            chosen = [row for row in here if row.batch == batch and EVERY[row.network].family == family]
             yield from _mean(f"{family}s, batch {batch}, {cores}", chosen, memory)
-        for row in (row for row in here if known[row.network].is_long and row.batch == 1):
+        for row in (row for row in here if EVERY[row.network].is_long and row.batch == 1):
             ratio = row.plans["chunked"]["peak"] / row.plans["off"]["peak"]
             yield (
                 f"{row.network}, 1,024 tokens, {cores}: arena and workspace {ratio:.3f} of the plan without "
@@ -254,7 +255,7 @@ def measure_all(keys: Sequence[tuple[str, int, int]], record: Record) -> None:
 def keys_of(names: Sequence[str], batches: Sequence[int], threads: Sequence[int]) -> list[tuple[str, int, int]]:
     """All rows, in the order that they are measured."""
     every = itertools.product(batches, threads, names)
-    return [(name, n, count) for n, count, name in every if n in ((NETWORKS | IMAGES)[name].batches or batches)]
+    return [(name, n, count) for n, count, name in every if n in (EVERY[name].batches or batches)]
 
 
 def table(record: Record) -> Iterator[str]:
@@ -262,7 +263,7 @@ def table(record: Record) -> Iterator[str]:
     yield "Inference on the CPU in chunks: memory and latency beside stock onnxruntime and plans without chunks"
     yield from stamp(" ".join(["chunks", *sys.argv[1:]]), ("onnxruntime", "onnx", "numpy", "torch", "transformers"))
     yield from ("", *HEAD, "", COLUMNS.heading)
-    places = {name: place for place, name in enumerate([*NETWORKS, *IMAGES])}
+    places = {name: place for place, name in enumerate(EVERY)}
     rows = [Row(**row) for row in record.rows.values()]
     rows.sort(key=lambda row: (places.get(row.network, len(places)), row.batch, row.threads))
     yield from (*map(line, rows), "", *means(rows))

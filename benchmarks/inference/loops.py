@@ -19,7 +19,7 @@ from pathlib import Path
 
 import memonger
 from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, stamp
-from benchmarks.networks import DEFAULT, IMAGES, NETWORKS, write
+from benchmarks.networks import DEFAULT, EVERY, IMAGES, NETWORKS, write
 from memonger.errors import PlanError
 from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
 from memonger.model.load import load
@@ -126,7 +126,7 @@ def lines(name: str, names: Sequence[str], batch: int, threads: int, most: float
     for network in (network for network in names if network in record.rows):
         line, memory, took = record.rows[network]["row"]
         yield line
-        family = (NETWORKS | IMAGES)[network].family
+        family = EVERY[network].family
         means += [(family, memory, took)] if memory is not None and took is not None else []
     yield ""
     for family in dict.fromkeys(family for family, _, _ in means):
@@ -139,7 +139,7 @@ def main() -> None:
     """Measure, print and keep the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", action="store_true", help="networks of single images")
-    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS, *IMAGES], help="only these networks, and no file")
+    parser.add_argument("names", nargs="*", choices=[[], *EVERY], help="only these networks, and no file")
     parser.add_argument("--batch", type=int, default=BATCH, help="images or sequences at a time; those of --images: 1")
     threads = "within a node; 0: onnxruntime's default; a table for each number, each file made once"
     parser.add_argument("--threads", type=int, nargs="+", default=[0], help=threads)

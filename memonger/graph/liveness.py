@@ -97,17 +97,10 @@ def assign_storage(
         PlanError: a group can't be contiguous; it names the value.
     """
     sharing = sharing or Sharing()
-    taken = frozenset(subviews)
     if groups is None:
         groups = graph.groups
     check_groups(graph, groups)
-    waits = {wait for wait, _ in graph.collectives}  # ranks add up where the gradients lie, whatever may share
-
-    def allowed(node: int) -> _Allowed:
-        is_taken = node in taken or not graph.optional[node]
-        return _allowed(graph, sharing, node, alignment, offsets, is_taken, sharing.inplace or node in waits)
-
-    draft = _Draft(graph, last_reads(graph), frozenset(chain.from_iterable(groups)), allowed)
+    draft = _undecided(graph, last_reads(graph), groups, sharing, alignment, offsets, subviews)
     draft.run(range(len(graph.nodes)), 0)
     for members in groups:
         draft.gather(places(graph, members, alignment))
@@ -131,13 +124,8 @@ def storage_in_window(
     Returns: A function of the window's nodes in another order: the storages that it needs, and the bytes alive at its
         steps.
     """
-    stop = len(order) if graph.groups or any(graph.subviews) else end
-
-    def allowed(node: int) -> _Allowed:
-        return _allowed(graph, Sharing(), node, ALIGNMENT, None, not graph.optional[node], True)
-
-    last = last_reads(graph, order)
-    before = _Draft(graph, last, frozenset(chain.from_iterable(graph.groups)), allowed)
+    stop, last = len(order) if graph.groups or any(graph.subviews) else end, last_reads(graph, order)
+    before = _undecided(graph, last, graph.groups, Sharing(), ALIGNMENT)
     before.run(order[:begin], 0)
     before.drop(begin)
     tied = [node for node in order[:begin] if graph.runtime_aliases[node]]
@@ -159,6 +147,21 @@ def storage_in_window(
         return storage, live_bytes(storage.buffers, len(order))[begin:end]
 
     return decided
+
+
+def _undecided(
+    graph: Graph, last: Sequence[int], groups: Sequence[Sequence[int]], sharing: Sharing, alignment: int,
+    offsets: Mapping[int, int] | None = None, subviews: Collection[int] = (),
+) -> "_Draft":  # fmt: skip
+    """Storages of which none is decided; see `assign_storage`."""
+    taken = frozenset(subviews)
+    waits = {wait for wait, _ in graph.collectives}  # ranks add up where the gradients lie, whatever may share
+
+    def allowed(node: int) -> _Allowed:
+        is_taken = node in taken or not graph.optional[node]
+        return _allowed(graph, sharing, node, alignment, offsets, is_taken, sharing.inplace or node in waits)
+
+    return _Draft(graph, last, frozenset(chain.from_iterable(groups)), allowed)
 
 
 _Allowed = tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Part, ...]]

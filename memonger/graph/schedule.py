@@ -61,7 +61,7 @@ def schedule_graph(graph: Graph, schedule: Sequence[int]) -> Graph:
         again.append(graph.again[node] or (name if runs[node] else ""))
         runs[node] += 1
         writes.append(tuple(latest[value] for value in graph.writes[node]))
-        aliases.append(renumbered(graph.aliases[node], latest) if graph.aliases[node] else ())
+        aliases.append(renumbered(graph.aliases[node], latest))
     changes: dict[str, Any] = of_node
     changes |= {"again": tuple(again), "values": tuple(names), "sizes": tuple(sizes), "planned": tuple(planned)}
     changes |= {"nodes": tuple(nodes), "reads": tuple(reads), "writes": tuple(writes), "aliases": tuple(aliases)}

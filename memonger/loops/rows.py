@@ -403,8 +403,8 @@ def _pieces_of(value: ir.Value) -> ir.SequenceType:
 
 @dataclass(slots=True, kw_only=True)
 class _BandInLoop(BandWriter):
-    """A band of which most slices are written once, as the body of a loop; those around them stand around
-    it, or are turns of it."""
+    """A band of which most slices are written once, as the body of a loop; those around them stand around it, or are
+    turns of it."""
 
     in_blocks: _Blocks
     ends: Ends
@@ -607,6 +607,8 @@ class _BandInLoop(BandWriter):
         self.pooled.clear()
         outside, writer.order, wholes, self.wholes = writer.order, [], self.wholes, {}
         numbers = self._cut_in_loop(slices)
+        if not numbers:  # a Scan has to read something slice by slice: how many there are shows there
+            numbers.update([self._numbers(range(1), 1, count)])
         self.add(one)
         ends = list[ir.Value]()
         for value, (_, done) in lines.items():
@@ -678,10 +680,6 @@ class _BandInLoop(BandWriter):
                 part = self._like(value, rows, f"{value.name}.rows")
                 self.writer.window("Gather", [value, known[key]], {"axis": self.axes[value]}, part)
                 self.cuts[value, self.axes[value], rows] = Piece(rows, part)
-        if not (
-            numbers or self.ends == "turns"
-        ):  # a Scan has to read something by slices: how many there are shows there
-            numbers.update([self._numbers(range(1), 1, len(slices))])
         return numbers
 
     def _numbers(self, first: range, step: int, count: int) -> tuple[ir.Value, ir.Value]:

@@ -367,9 +367,9 @@ def _loaded(source: Source | Model, options: Options) -> tuple[Model, Model | No
 def _sizes_that_run(source: Source | Model, options: Options) -> str:
     """Of a model whose shapes contradict each other: at which of its sizes they don't; nothing where nothing tells."""
     asked, ranges = options.sizes, options.ranges
-    near = {name: DimRange(size, size + 2 * open_dims.MOST_STEP) for name, size in asked.items()}
+    larger = {name: DimRange(size, size + 2 * open_dims.MOST_STEP) for name, size in asked.items()}
     with suppress(MemongerError):
-        model, placed = load_open(source, {**near, **ranges}, batch=options.batch)
+        model, placed = load_open(source, {**larger, **ranges}, batch=options.batch)
         found = open_dims.sizes_that_run(model.ir, placed) or {}
         nearest = {n: one if n in ranges else dataclasses.replace(one, most=one.least) for n, one in found.items()}
         return open_dims.in_words(nearest) if nearest else ""
