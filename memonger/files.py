@@ -9,7 +9,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,8 @@ if sys.platform != "win32":
 _ABANDONED = 60.0
 """Seconds after which a temporary folder that nobody holds is removed by the next process that makes one beside it. So
 often each process looks for such."""
+
+_PIECE = 1 << 17  # bytes copied at a time: the processor's own cache holds them
 
 _LOOKED = dict[tuple[Path, str], float]()
 """When this process has looked for abandoned folders, by where and by what their names begin with."""
@@ -146,6 +148,26 @@ def temporary_folder(parent: Path | None = None, prefix: str = "memonger-tmp-") 
         yield folder.path
     finally:
         folder.remove()
+
+
+def copy_part(source: BinaryIO, begin: int, length: int, target: BinaryIO) -> int:
+    """Copy a part of a file to where another is written; returns how many bytes there were.
+
+    Linux copies within its cache: a third of the time of reading and writing.
+    """
+    done = 0
+    with suppress(AttributeError, OSError):  # another system, or files that it can't copy so
+        target.flush()
+        while done < length:
+            copied = os.copy_file_range(source.fileno(), target.fileno(), length - done, begin + done)
+            if not copied:
+                break
+            done += copied
+    target.seek(0, os.SEEK_END)
+    source.seek(begin + done)
+    while done < length and (piece := source.read(min(length - done, _PIECE))):
+        done += target.write(piece)
+    return done
 
 
 def check_name(path: Path) -> None:

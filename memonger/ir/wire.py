@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from memonger.files import ScratchFolder
+from memonger.files import ScratchFolder, copy_part
 from memonger.ir.fields import Field, delimited, fields
 from memonger.ir.tensors import FILES, LARGE
 from memonger.units import MiB
@@ -18,7 +18,6 @@ SPILLED = 64 * MiB
 """Bytes of a model's file from which its weights are read into a temporary file, never into memory."""
 
 _DATA = "memonger.weights"
-_PIECE = 1 << 20  # bytes copied at a time
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # of ModelProto, GraphProto, TensorProto
 _ELSEWHERE = (13, 14)  # of TensorProto: external_data, data_location
 _ALIGNED = 4096
@@ -84,17 +83,12 @@ def _raw_data(file: BinaryIO, tensor: Field) -> Field | None:
 def _copied(file: BinaryIO, raw: Field, data: BinaryIO) -> bytes:
     """Copy a weight's bytes; returns what its message says of them instead."""
     data.write(bytes(-data.tell() % _ALIGNED))
-    offset, left = data.tell(), raw.stop - raw.content
+    offset, length = data.tell(), raw.stop - raw.content
     where = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-    for key, value in (("location", _DATA), ("offset", offset), ("length", left)):
+    for key, value in (("location", _DATA), ("offset", offset), ("length", length)):
         where.external_data.add(key=key, value=str(value))
-    file.seek(raw.content)
-    while left:
-        piece = file.read(min(left, _PIECE))
-        if not piece:
-            raise ValueError("a weight that is cut short")
-        data.write(piece)
-        left -= len(piece)
+    if copy_part(file, raw.content, length, data) < length:
+        raise ValueError("a weight that is cut short")
     return where.SerializeToString()
 
 

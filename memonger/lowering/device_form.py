@@ -292,8 +292,9 @@ class _Lowering:
         ):
             return None
         known = {str(tensor.name): tensor for tensor in external_tensors(lowered.ir)}
+        source = run_passes(unbound.clone(), "lower", partial(take_transposed, known=known))
         try:
-            found = self.optimized(unbound, unbound, "sizes_open.onnx", known=known)
+            found = self.optimized(source, unbound, "sizes_open.onnx", known=known)
         except SessionError:
             return None
         if _computing(found.ir) == _computing(lowered.ir):
@@ -434,6 +435,33 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
 
 def _kind(tensor: ir.TensorProtocol) -> tuple[object, ...]:
     return tensor.dtype, tensor_shape(tensor).numpy()
+
+
+def take_transposed(model: Model, known: Weights) -> bool:
+    """A pass: weights that only products read, transposed, are what an optimizer has made of them, where it is known.
+
+    Each would fold them first thing, and take most of its time for that.
+    """
+    found = dict[ir.Node, ir.Value]()
+    for node in model.graph:
+        if operator_name(node) != "Transpose" or node.inputs[0] is None or node.inputs[0].is_graph_input():
+            continue
+        weight, made, readers = node.inputs[0].const_value, node.outputs[0], node.outputs[0].uses()
+        tensor = known.get(str(made.name))
+        if weight is None or tensor is None or not readers or made.is_graph_output():
+            continue
+        dims = weight.shape.numpy()
+        axes = node.attributes.get_ints("perm") or range(len(dims) - 1, -1, -1)
+        is_product = all(operator_name(user) == "MatMul" for user, _ in readers)
+        if is_product and _kind(tensor) == (weight.dtype, tuple(dims[axis] for axis in axes)):
+            kind, shape = ir.TensorType(tensor.dtype), tensor_shape(tensor)
+            found[node] = ir.Value(name=made.name, type=kind, shape=shape, const_value=tensor)
+    for node, folded in found.items():
+        node.outputs[0].replace_all_uses_with(folded)
+    model.graph.remove(found, safe=True)
+    for folded in found.values():
+        model.graph.register_initializer(folded)
+    return bool(found)
 
 
 def settle_reorders(model: Model) -> bool:
