@@ -3,12 +3,15 @@
 import ctypes
 import json
 import os
+import select
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -168,6 +171,70 @@ def copy_part(source: BinaryIO, begin: int, length: int, target: BinaryIO) -> in
     while done < length and (piece := source.read(min(length - done, _PIECE))):
         done += target.write(piece)
     return done
+
+
+@contextmanager
+def in_small_writes(path: Path) -> Iterator[None]:
+    """Has what is written to a path go through a pipe there, in small pieces: it is a file when this ends.
+
+    Linux takes five times as long for tens of megabytes in one call (6.18, ext4), as it looks for pages that lie
+    together. Where nothing is written there is no file; where there are no pipes with names it is written as always.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    try:
+        os.mkfifo(path)
+    except (AttributeError, OSError):
+        yield
+        return
+    content, ended = path.with_name(path.name + ".content"), threading.Event()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(path, os.O_WRONLY)  # a pipe that nobody has open to write is at its end
+    with suppress(AttributeError, OSError):
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8 * _PIECE)
+    try:
+        with ThreadPoolExecutor(1) as pump:
+            written = pump.submit(_pump, reader, content, ended)
+            try:
+                yield
+            finally:
+                ended.set()
+                os.close(writer)
+                failed = written.exception()
+                os.close(reader)
+                path.unlink(missing_ok=True)
+        if failed is not None:
+            raise failed
+        if written.result():
+            os.replace(content, path)
+    finally:
+        content.unlink(missing_ok=True)
+
+
+def _pump(reader: int, path: Path, ended: threading.Event) -> int:
+    """Write to a file what comes out of a pipe; returns how many bytes.
+
+    After an error it is read all the same: who writes would wait for ever.
+    """
+    piece, count, failed = memoryview(bytearray(2 * _PIECE)), 0, None
+    with path.open("wb", buffering=0) as target:
+        while True:
+            is_last = ended.is_set()  # what was written before is there
+            is_there = bool(select.select([reader], [], [], 0.0 if is_last else 0.05)[0])
+            length = os.readv(reader, [piece]) if is_there else 0
+            if is_last and not length:
+                break
+            count += length
+            left = piece[:length]
+            while left and failed is None:
+                try:
+                    left = left[target.write(left) :]
+                except OSError as error:
+                    failed = error
+    if failed is not None:
+        raise failed
+    return count
 
 
 def check_name(path: Path) -> None:

@@ -9,11 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 from memonger import files
-from memonger.files import ScratchFolder, write_whole
+from memonger.files import ScratchFolder, copy_part, in_small_writes, write_whole
 from memonger.ir import save
 from memonger.ir.save import save_model
 from tests.support.interruptions import KINDS, content, kill_while_saving, model
@@ -38,7 +39,7 @@ def _aged(folder: Path) -> None:
 def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -> None:
     script = (
         "import os, sys\n"
-        "from memonger.files import ScratchFolder, write_whole\n"
+        "from memonger.files import ScratchFolder, copy_part, in_small_writes, write_whole\n"
         "folder = ScratchFolder()\n"
         "(folder.path / 'momenta').write_bytes(b'1')\n"
         "child = os.fork()\n"
@@ -57,7 +58,7 @@ def test_the_exit_of_a_forked_child_leaves_its_parents_folder(temporary: Path) -
 
 def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
     script = (
-        "import time\nfrom memonger.files import ScratchFolder, write_whole\n"
+        "import time\nfrom memonger.files import ScratchFolder, copy_part, in_small_writes, write_whole\n"
         "folder = ScratchFolder()\nprint(folder.path, flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen(
@@ -159,3 +160,65 @@ def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="NUL"):
         write_whole(tmp_path / "a\0b", lambda target: target.write(b""))
     assert list(tmp_path.iterdir()) == []
+
+
+def _pipes() -> bool:
+    return hasattr(os, "mkfifo")
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_001])
+def test_what_is_written_in_small_writes_is_the_file(tmp_path: Path, size: int) -> None:
+    data = np.random.default_rng(0).bytes(size)
+    with in_small_writes(tmp_path / "file"):
+        assert (tmp_path / "file").is_fifo() == _pipes()
+        if size:
+            (tmp_path / "file").write_bytes(data)
+    assert [each.name for each in tmp_path.iterdir()] == (["file"] if size else [])
+    assert not size or (tmp_path / "file").read_bytes() == data
+
+
+def test_who_writes_in_small_writes_fails_as_always(tmp_path: Path) -> None:
+    def write() -> None:
+        with in_small_writes(tmp_path / "file"):
+            (tmp_path / "file").write_bytes(b"some")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full") or not _pipes(), reason="needs a device that is full")
+def test_a_full_disk_ends_small_writes_and_nobody_waits(tmp_path: Path) -> None:
+    (tmp_path / "file.content").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"), in_small_writes(tmp_path / "file"):
+        (tmp_path / "file").write_bytes(bytes(3_000_001))
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_pipe_ends_though_another_process_has_it_open(tmp_path: Path) -> None:
+    """A process that was forked meanwhile holds the end that is written to."""
+    if not _pipes():
+        return
+    with in_small_writes(tmp_path / "file"):
+        (tmp_path / "file").write_bytes(b"some")
+        held = os.open(tmp_path / "file", os.O_WRONLY)
+    os.close(held)
+    assert (tmp_path / "file").read_bytes() == b"some"
+
+
+@pytest.mark.parametrize("has_call", [True, False])
+def test_a_part_of_a_file_is_copied_behind_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_call: bool
+) -> None:
+    if not has_call:
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    data = np.random.default_rng(0).bytes(400_000)
+    (tmp_path / "source").write_bytes(data)
+    with (tmp_path / "source").open("rb") as source, (tmp_path / "target").open("wb") as target:
+        target.write(b"before")
+        assert copy_part(source, 1000, 300_000, target) == 300_000
+        target.write(b"behind")
+        assert copy_part(source, 399_990, 100, target) == 10
+    copied = b"before" + data[1000:301_000] + b"behind" + data[399_990:]
+    assert (tmp_path / "target").read_bytes() == copied

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,6 +155,24 @@ def run(
         SessionError: the runtime refuses the model or its inputs.
         NoRoomError: a device that isn't the host hasn't the room.
     """
+    return run_each(model, device, folder, cuda, threads, (inputs,), wanted, spent, first)[0]
+
+
+def run_each(
+    model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: Iterable[feeding.Feeds | None],
+    wanted: Wanted | None = None, spent: Spent | None = None, first: FirstPlan | None = None,
+    begins: Callable[[int], object] = lambda number: None,
+) -> tuple[CalibratingRun, ...]:  # fmt: skip
+    """The same with several inputs, one after the other in one session on the host. Times are of the first alone.
+
+    Args:
+        model, device, folder, cuda, threads, wanted, spent, first: See `run`.
+        inputs: As there, several. They are all taken before the session is made: each as the model's inputs have sizes
+            at that moment.
+        begins: Called with the number of each before it runs.
+
+    Returns: a record of each, all with the most workspace of each node.
+    """
     wanted, spent, limit = wanted or Wanted(), spent or Spent(), ort.Limit(None)
     memory = folder / "memory.csv"
     memory.unlink(missing_ok=True)
@@ -167,10 +185,13 @@ def run(
         cuda=cuda,
         limit=limit if device.is_host else None,  # a session's own allocator doubles what it takes
     )
-    inputs_of_model, persisting = inputs_of(model.graph), _PersistentFeeds(model, device)
-    given = {**persisting.inputs, **(inputs if inputs is not None else persisting.random_feeds(inputs_of_model))}
-    feeding.check_feeds(inputs_of_model, given, "the model")
-    written, places = (model if first is None else first.model), list[_Places]()
+    persisting, written = _PersistentFeeds(model, device), (model if first is None else first.model)
+    places, runs = list[_Places](), list[Callable[[Any], Any]]()
+    for own in inputs:
+        inputs_of_model = inputs_of(model.graph)
+        given = {**persisting.inputs, **(own if own is not None else persisting.random_feeds(inputs_of_model))}
+        feeding.check_feeds(inputs_of_model, given, "the model")
+        runs.append(partial(_run_once, model=written, given=given, generated=own is None, spent=spent, places=places))
     try:
         if device.is_host or first is not None:
             places.append(persisting.updates(device))
@@ -178,18 +199,19 @@ def run(
             places.append((first.planned, backend(device).arena(first.arena_bytes)))
     except SessionError as error:
         raise NoRoomError(str(error)) from error
-    once = partial(_run_once, model=written, given=given, generated=inputs is None, spent=spent, places=places)
     if not device.is_host:
         with session(written, device, options) as (made, pool):
-            nodes, workspace = _run_on_cuda(made, pool, once)
-            return _calibrating_run(model, device, (nodes,), workspace, first)
+            nodes, workspace = _run_on_cuda(made, pool, runs[0])
+            return (_calibrating_run(model, device, (nodes,), workspace, first),)
     try:
-        profiled, results = _run_on_host(written, options, wanted, once)
+        profiled, results, count = _run_on_host(written, options, wanted, runs, begins)
     finally:
         ort.drop(limit)
     workspace = _at_once(model, profile.read_workspace(memory)) if memory.is_file() else {}
-    found = _calibrating_run(model, device, profile.read_runs(profiled), workspace, first)
-    return replace(found, results=results)
+    ran = profile.read_runs(profiled)
+    parts = [ran[:count], *([one] for one in ran[count:])]
+    found = [_calibrating_run(model, device, part, workspace, first) for part in parts]
+    return (replace(found[0], results=results), *found[1:])
 
 
 class _PersistentFeeds:
@@ -250,26 +272,32 @@ def _is_plain(value: ir.Value) -> bool:
 
 
 def _run_on_host(
-    model: ir.Model, options: ort.SessionSettings, wanted: Wanted, once: Callable[[Any], Any]
-) -> tuple[Path, Results | None]:
-    """A run, and after it another one, or a few where they are short, if they are wanted.
+    model: ir.Model, options: ort.SessionSettings, wanted: Wanted, runs: Sequence[Callable[[Any], Any]],
+    begins: Callable[[int], object],
+) -> tuple[Path, Results | None, int]:  # fmt: skip
+    """Runs of a session; after the first another one of these, or a few where they are short, if they are wanted.
 
-    Returns: the profile of all of them, and the results of the first.
+    Returns: the profile of all of them, the results of the first, and how often that was made.
     """
     most = min(1 if wanted.other is not None or wanted.results else LATER_RUNS, LATER_NODES // max(1, len(model.graph)))
     with session(model, CPU, options) as (made, _):
-        before = os.times()
-        binding, results = once(made), None
+        begins(0)
+        before, once = os.times(), runs[0]
+        binding, results, count = once(made), None, 1
         user, system, *_, elapsed = (now - then for now, then in zip(os.times(), before, strict=True))
         is_timed = elapsed > LATER_SECONDS and system <= SYSTEM * (user + system)
         if wanted.results or wanted.other is not None:
             results = _results(model, binding)
         if wanted.times and not is_timed and (results is None or not wanted.is_over(results)):
-            begin, runs = time.perf_counter(), 0
-            while runs == 0 or (runs < most and (runs + 1) / runs * (time.perf_counter() - begin) < LATER_SECONDS):
+            begin = time.perf_counter()
+            while count == 1 or (count <= most and count / (count - 1) * (time.perf_counter() - begin) < LATER_SECONDS):
                 once(made)
-                runs += 1
-        return Path(made.end_profiling()), results
+                count += 1
+        del binding
+        for number, one in enumerate(runs[1:], 1):
+            begins(number)
+            one(made)
+        return Path(made.end_profiling()), results, count
 
 
 def _run_on_cuda(

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from memonger.devices import Cuda, Device, Stamp
 from memonger.errors import LoadError, PlanError, SessionError
-from memonger.files import ScratchFolder
+from memonger.files import ScratchFolder, in_small_writes
 from memonger.graph.aliasing import floating_names, in_inference_form
 from memonger.graph.schedule import depth_first, put_updates_last, sources_of, topological_order
 from memonger.ir.checks import root_cause
@@ -80,6 +80,9 @@ Weights = Mapping[str, ir.ExternalTensor]
 
 _LARGE = MiB
 """Bytes of a weight that the optimizer isn't asked to write twice."""
+
+_MUCH = 64 * MiB
+"""Bytes of weights from which how they are written takes time."""
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
 
@@ -409,7 +412,12 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
         if self._known is not None:
             with suppress(OSError):
                 data.symlink_to(os.devnull)
-        with calibrate.session(model, self._device, self._settings):
+        weights = (value.const_value for value in model.graph.initializers.values())
+        is_much = sum(tensor.nbytes for tensor in weights if tensor is not None) >= _MUCH and not data.is_symlink()
+        with (
+            in_small_writes(data) if is_much else nullcontext(),
+            calibrate.session(model, self._device, self._settings),
+        ):
             pass
         if data.is_symlink():
             data.unlink()

@@ -5,7 +5,7 @@ and so are the bits. What computes shapes stays in the graph.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -53,33 +53,35 @@ def run(
         PlanError: the model doesn't run at one of these sizes, which the message names.
     """
     shapes, symbolic = open_dims.largest(model, ranges), [value.shape for value in model.graph.inputs]
-    runs = []
-    try:
-        for sizes in ranging.points(ranges):
+    points, begun = ranging.points(ranges), [0]
+
+    def at_each() -> Iterator[feeding.Feeds | None]:
+        for sizes in points:
             own = ranging.shapes_at(shapes, ranges, sizes)
             open_dims.bind(model, own)
-            given = None if inputs is None else {
+            yield None if inputs is None else {
                 name: np.resize(feed, own[name]) if isinstance(feed, np.ndarray) and name in own else feed
                 for name, feed in inputs.items()
             }  # fmt: skip
-            try:
-                runs.append(calibrate.run(model, CPU, folder, Cuda(), threads, given, wanted, spent))
-            except SessionError as error:
-                open_dims.bind(model, shapes)
-                raise PlanError(
-                    f"{name}: it doesn't run at {ranging.in_words(sizes)}, which is within the ranges: {error} "
-                    f"{_that_run(model, ranges)}"
-                ) from error
+        for value, shape in zip(model.graph.inputs, symbolic, strict=True):
+            value.shape = shape
+
+    try:
+        runs = calibrate.run_each(
+            model, CPU, folder, Cuda(), threads, at_each(), wanted, spent, begins=partial(begun.__setitem__, 0)
+        )
+    except SessionError as error:
+        open_dims.bind(model, shapes)
+        raise PlanError(
+            f"{name}: it doesn't run at {ranging.in_words(points[begun[0]])}, which is within the ranges: {error} "
+            f"{_that_run(model, ranges)}"
+        ) from error
     finally:
         for value, shape in zip(model.graph.inputs, symbolic, strict=True):
             value.shape = shape
-    workspace: dict[str, int] = {}
-    for one in runs:
-        for name, size in one.workspace.items():
-            workspace[name] = max(size, workspace.get(name, 0))
     orders = frozenset[tuple[str, ...]]().union(*(one.orders for one in runs))
     foreign = frozenset[str]().union(*(one.foreign for one in runs))
-    return dataclasses.replace(runs[0], orders=orders, foreign=foreign, workspace=workspace), tuple(runs)
+    return dataclasses.replace(runs[0], orders=orders, foreign=foreign), runs
 
 
 def portable_form(model: Model, ranges: Mapping[str, DimRange]) -> Lowered:

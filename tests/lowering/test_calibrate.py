@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 import memonger
-from memonger.devices import CPU, Cuda
+from memonger.devices import CPU, Cuda, Device
 from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.lowering import calibrate
@@ -119,6 +119,19 @@ def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path, monkeypatch: 
     other, found = runs(times=True, other=(("no result of it",),))
     assert other == 2
     assert found.results == run.results
+
+
+def test_all_sizes_of_a_range_are_measured_in_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = list[bool](), calibrate.session
+
+    def session(model: ir.Model, device: Device, options: SessionSettings) -> Any:
+        made.append(options.profile is not None)
+        return real(model, device, options)
+
+    monkeypatch.setattr(calibrate, "session", session)
+    plan = memonger.search_plan(parse(SMALL.replace("8", "N")), mode="inference", device="cpu", dims={"N": (2, 1024)})
+    assert plan.spent is not None
+    assert (plan.spent.runs, made.count(True)) == (3, 1)
 
 
 def test_each_run_must_have_the_order_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
