@@ -124,7 +124,7 @@ def test_a_model_runs_no_more_often_than_is_wanted(tmp_path: Path, monkeypatch: 
 def test_all_sizes_of_a_range_are_measured_in_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     made, real = list[bool](), calibrate.session
 
-    def session(model: ir.Model, device: Device, options: SessionSettings) -> Any:
+    def session(model: ir.Model, device: Device, options: ort.SessionSettings) -> Any:
         made.append(options.profile is not None)
         return real(model, device, options)
 
