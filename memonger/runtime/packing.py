@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from memonger.devices import CPU, Stamp
 from memonger.errors import SessionError
-from memonger.files import ScratchFolder
+from memonger.files import ScratchFolder, in_small_writes
 from memonger.ir.extract import extract
 from memonger.ir.packed import AT_ONCE, SMALLEST, Copy, is_packing, packed_buffers, packed_of, reads_transposed
 from memonger.runtime import onnxruntime, ort, process_memory
@@ -113,7 +113,8 @@ def _packed_one_way(model: ir.Model, weights: list[ir.Value], way: bool, folder:
         part = extract(model, nodes, [node.outputs[0] for node in nodes])
         for value in part.graph.inputs:
             value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-        session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
+        with in_small_writes(folder / _FILE):
+            session_of(part, CPU, ort.SessionSettings(threads=1, optimized=path, entries=entries))
         message = onnx.load(path, load_external_data=False)
     except (SessionError, OSError):
         return {}
