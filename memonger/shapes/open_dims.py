@@ -199,7 +199,7 @@ MOST_WRITTEN = 64
 
 
 def _written(model: ir.Model) -> list[int]:
-    """The sizes that stand in a model, by size: those of inputs and of constants, and what short ones of integers say."""
+    """The sizes that stand in a model, by size: of inputs and of constants, and what short ones of integers say."""
     constants = [value.const_value for value in model.graph.initializers.values()]
     told = [node.attributes.get("value") for node in model.graph if operator_name(node) == "Constant"]
     constants += [attribute.as_tensor() for attribute in told if attribute is not None]
