@@ -273,8 +273,10 @@ def test_what_inputs_decide_varies_and_no_size_is_told_from_that() -> None:
     numbers = {"zero": np.array([0]), "one": np.array([1]), "half": np.array(0.5, np.float32)}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in numbers.items())
     found = memonger.fit(model, "3MiB", vary="n", mode="inference", device="cpu")
-    assert found.beyond is not None and found.beyond.size == found.size + 1
-    assert len(found.tried) <= 6 and max(found.tried) == found.beyond.size
+    assert found.beyond is not None
+    assert found.beyond.size == found.size + 1
+    assert len(found.tried) <= 6
+    assert max(found.tried) == found.beyond.size
 
 
 WRONG = {
