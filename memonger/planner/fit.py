@@ -276,6 +276,7 @@ class _SizeSearch:
         self.mode: Mode | None = None
         self.searches = self.strategy == "budget"  # else the strategy gives one schedule at each size
         self.smallest: tuple[int, Request] | None = None
+        self.weights = 0  # bytes that no size changes
         self.stock: tuple[int, int] | None = None  # a lowered size and what stock onnxruntime takes at it: inference
         self.orders: list[str] = []
         self.lowered: dict[int, Request] = {}
@@ -404,7 +405,7 @@ class _SizeSearch:
                 f"{job.source.name}: its {what} alone take {in_full(weights)}, more than the memory of "
                 f"{in_full(self.memory)}: it fits at no {self.vary}."
             )
-        self.mode, self.smallest = job.mode, (size, self.asked(size, job).request)
+        self.mode, self.smallest, self.weights = job.mode, (size, self.asked(size, job).request), weights
         self.searches = self.searches and not job.request.recomputes_marked
         self.orders = orders_of(self.options.order, job.request.graph)
         return size, job
@@ -417,7 +418,8 @@ class _SizeSearch:
             return None
         nearest, request = self.smallest if self.between is None else (size, self.between.request(size))
         arena = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
-        needed = request.base + arena * size // nearest
+        fixed = min(self.weights + (request.run_time or 0), request.base)
+        needed = fixed + (request.base - fixed + arena) * size // nearest
         if self.stock is not None:  # its allocator rounds up, and doesn't use every gap
             needed = max(needed, self.stock[1] * size // self.stock[0])
         taken, parts = _MEASURED

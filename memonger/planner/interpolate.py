@@ -1,7 +1,8 @@
 """One model at all sizes of a dimension, interpolated between a few sizes at which it was lowered.
 
 What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give
-it exactly. Workspace, which was measured, is taken to grow as it did last, and times in proportion.
+it exactly. Workspace and what inputs decide the size of, which were measured, are taken to grow as they did last, and
+times in proportion.
 """
 
 import dataclasses
@@ -103,18 +104,23 @@ class Interpolation:
         sizes = list(graph.sizes)
         for value, row in zip(written[-1], zip(*columns, strict=True), strict=True):
             sizes[value] = max(polynomial(row), int(graph.planned[value]))  # what is planned has a byte
-        grown = zip(graphs[-2].workspace, graph.workspace, strict=True)
+
+        def measured(one: int, other: int) -> int:
+            """Bytes that runs took at the two largest sizes: less at the larger of them isn't taken to go on."""
+            return max(0, math.ceil(other + max(0, other - one) * (size - last) / (last - before)))
+
         graph = dataclasses.replace(
             graph,
             sizes=tuple(sizes),
-            workspace=tuple(max(0, math.ceil(b + (b - a) * (size - last) / (last - before))) for a, b in grown),
+            workspace=tuple(map(measured, graphs[-2].workspace, graph.workspace)),
             costs=tuple(cost * ratio for cost in graph.costs),
         )
         nothing = [()] * len(graph.nodes)  # as byte offsets subviews hold at one size: without them more is counted
         graph = graph.with_aliases(subview=nothing, optional=nothing)
-        base, run_time = polynomial([each.base for each in self.requests]), largest_one.run_time
+        base, run_time = polynomial([each.base - (each.run_time or 0) for each in self.requests]), largest_one.run_time
         if run_time is not None:
-            run_time = polynomial([each.run_time or 0 for each in self.requests])
+            run_time = measured(self.requests[-2].run_time or 0, run_time)
+            base += run_time
         return dataclasses.replace(largest_one, graph=graph, base=base, run_time=run_time, estimates=None)
 
 

@@ -1,5 +1,6 @@
 """A model loaded into onnxruntime: the sessions of its plans, without the memory that they run in."""
 
+import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,7 +18,7 @@ from memonger.runtime.binding import input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Executable, LoadedPlan
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.ort import Limit, making_sessions
+from memonger.runtime.ort import Limit, making_sessions, shares_host_memory, shrink_host_memory
 from memonger.runtime.padding import Padding, Smaller, is_smaller
 from memonger.runtime.prepared import PlanBytes, Prepared, Program, SessionGroup
 from memonger.runtime.weight_reader import WeightReader
@@ -90,10 +91,12 @@ class LoadedModel:
         engines: list[list[Engine]] = [[] for _ in prepared.plans]
         readers = [None if plan.reads is None else WeightReader(plan.reads) for plan in prepared.plans]
         with making_sessions(), ExitStack() as loading:
+            was_packed, is_first = False, device.is_host and held is None and not shares_host_memory()
             for reader in readers:
                 if reader is not None:
                     loading.enter_context(reader.loading())
             for group in groups:
+                was_packed |= bool(group.model.copies)
                 engine = Engine(
                     group, device, threads or prepared.threads, check_order, prepared.cuda,
                     "off" if group.is_partition else cuda_graph, limit=held,
@@ -101,6 +104,9 @@ class LoadedModel:
                 for member in group.members:
                     engines[member].append(engine)
                 del group  # before the next is made: it has the model
+            if was_packed and is_first:  # kernels pack a weight before they take the file's copy: that is free by now
+                shrink_host_memory()
+                max(itertools.chain(*engines), key=lambda one: one.workspace_bytes).reserve()
             for own, plan in zip(engines, prepared.plans, strict=True):
                 if len(plan.steps) > 1:
                     own[-1].reserve()

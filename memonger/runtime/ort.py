@@ -221,6 +221,11 @@ class _HostAllocators:
         if used is not None:
             used.shrinker = used.shrinker or _Shrinker()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the one of sessions without a limit is there."""
+        return self._current is not None and self._is_shared
+
     def drop(self, limit: Limit) -> None:
         """Sessions that were made with this one are gone: have it give back what it took."""
         with self.lock:
@@ -280,6 +285,11 @@ class _Shrinker:
     def shrink(self) -> None:
         with self._lock:
             self._session.run_with_iobinding(self._binding, self._options)
+
+
+def shares_host_memory() -> bool:
+    """Whether there is an allocator of host memory that sessions share already, with what it took for their runs."""
+    return _allocators.is_shared
 
 
 def shrink_host_memory() -> None:

@@ -121,7 +121,7 @@ def reduce(
     for group, nodes in enumerate(members):
         for node in nodes:
             of_node[node] = group
-    renumbered = _values(graph, members, of_node, root)
+    renumbered = _values(graph, members, of_node, root, _read_by_views(graph, view_of, viewing, root))
     number = renumbered.number
     problem = Problem(
         costs=tuple(sum(graph.costs[node] for node in nodes) for nodes in members),
@@ -141,13 +141,30 @@ def reduce(
 
 
 def _views(graph: Graph) -> tuple[list[int], list[int]]:
-    """For each value what it is a view of and by which node, or -1: views that are their node's only output."""
+    """For each value what it is a view of and by which node, or -1: views that are their node's only output.
+
+    What such a node reads beside that (the shape of a ``Reshape``) is no view itself.
+    """
     view_of, viewing = [-1] * len(graph.values), [-1] * len(graph.values)
     for node, pairs in enumerate(graph.views):
         if len(pairs) == 1 and len(graph.writes[node]) == 1 and not graph.updates[node]:
             source, target = pairs[0]
-            view_of[target], viewing[target] = source, node
+            if all(viewing[value] < 0 for value in graph.reads[node] if value != source):
+                view_of[target], viewing[target] = source, node
     return view_of, viewing
+
+
+def _read_by_views(
+    graph: Graph, view_of: Sequence[int], viewing: Sequence[int], root: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """For each value what the folded nodes read that make it a view, beside its root: whoever reads it reads that."""
+    found: list[tuple[int, ...]] = [()] * len(graph.values)
+    folded = set(viewing)
+    for node in (node for node in range(len(graph.nodes)) if node in folded):
+        (value,) = graph.writes[node]
+        others = [other for other in graph.reads[node] if root[other] != root[value]]
+        found[value] = (*found[view_of[value]], *others)
+    return found
 
 
 def fixed_nodes(graph: Graph, keep: Collection[int] = ()) -> list[bool]:
@@ -216,15 +233,16 @@ def _group(
 
 
 def _values(
-    graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int], root: Sequence[int]
-) -> "_Renumbered":
+    graph: Graph, members: Sequence[Sequence[int]], of_node: Sequence[int], root: Sequence[int],
+    by_views: Sequence[Sequence[int]],
+) -> "_Renumbered":  # fmt: skip
     """The values that groups read and write, numbered anew; what only its own group reads counts as workspace."""
     producer = {value: of_node[node] for node, writes in enumerate(graph.writes) for value in writes}
     outputs = {root[value] for value in graph.outputs}
     group_reads: list[list[int]] = []
     wanted: set[int] = set(outputs)
     for group, nodes in enumerate(members):
-        values = dict.fromkeys(root[v] for node in nodes for v in graph.reads[node])
+        values = dict.fromkeys(r for node in nodes for v in graph.reads[node] for r in (root[v], *by_views[v]))
         group_reads.append([v for v in values if producer.get(v, -1) not in (-1, group)])
         wanted.update(group_reads[-1])
     number: dict[int, int] = {}

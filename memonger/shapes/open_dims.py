@@ -1,5 +1,6 @@
 """A lowered model whose inputs have ranges of sizes: its shapes at one size, and as a file has them, symbolic."""
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from memonger.ir.values import static_shape
+from memonger.ir.operators import operator_name
+from memonger.ir.values import SMALL, static_shape, tensor_shape
 from memonger.shapes.ranges import (
     MOST_RANGES,
     DimRange,
@@ -21,6 +23,7 @@ from memonger.shapes.ranges import (
 )
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
+from memonger.units import MOST_BATCH
 from memonger.words import Placeholder, either, option
 
 
@@ -118,16 +121,17 @@ MOST_STEP = 128
 def sizes_that_run(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str, DimRange] | None:
     """The sizes of a model at which its shapes go together, as far as its rules tell that.
 
-    Detectors join what was halved with what wasn't: only sides that can be halved so often are the same again. And
-    exporters name dimensions one by one that have to be the same, as those of each layer's past keys.
+    Detectors join what was halved with what wasn't: only sides that can be halved so often are the same again.
+    Exporters name dimensions one by one that have to be the same, as those of each layer's past keys, or the sum of
+    two others, as a mask's. And some leave a dimension open that constants of the model have a size for.
 
     Args:
         model: Its inputs at any sizes of these ranges.
         ranges: With their places.
 
-    Returns: the dimensions that have to be multiples of a power of two, with the ranges that are left of theirs, or
-        that have to be as another, which `DimRange.equals` names; empty where all sizes run, and None where none of
-        that makes them go together.
+    Returns: the dimensions that have to be multiples of a power of two, with the ranges that are left of theirs, that
+        have to be as another or a sum, which `DimRange.equals` names, or of one size; empty where all sizes run, and
+        None where none of that makes them go together.
     """
     sizes, shapes, free = Sizes(model), largest(model, ranges), own(ranges)
 
@@ -151,12 +155,21 @@ def sizes_that_run(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str,
     alike = {name: first[one.least, one.most, one.step] for name, one in free.items()}
     tied = {name: replace(free[name], equals=other) for name, other in alike.items() if name != other}
     steps = [2**power for power in range(1, MOST_STEP.bit_length())]
-    found = next(
-        filter(runs, ({}, tied, *({n: _multiples(one, step) for n, one in free.items()} for step in steps))), None
-    )
-    for name in found or ():
-        if found is not None and runs(other := {each: one for each, one in found.items() if each != name}):
-            found = other
+    together = {name: replace(one, equals=next(iter(free))) for name, one in list(free.items())[1:]}
+    sums = [
+        {name: replace(one, equals=f"{first} + {second}")}
+        for name, one in free.items()
+        for first, second in itertools.combinations([other for other in free if other != name], 2)
+    ]
+    fixed = [{n: replace(one, least=size, most=size, step=1)} for n, one in free.items() for size in _written(model)]
+    multiples = ({n: _multiples(one, step) for n, one in free.items()} for step in steps)
+    found = next(filter(runs, itertools.chain(({}, tied), multiples, (together,), sums, fixed)), None)
+    left = list(found or ())
+    while left and found is not None:
+        name = left.pop(0)
+        apart = {each: one for each, one in found.items() if each != name}
+        led = {each: replace(found[each], equals=name) for each in left if each in found and found[each].equals}
+        found = next((each for each in (apart, {**apart, **led}) if runs(each)), found)
     return found
 
 
@@ -169,13 +182,34 @@ def in_words(found: Mapping[str, DimRange]) -> str:
             ties[one.equals].append(name)
             said[name] = one.equals
         else:
-            steps[one.step].append(name)
+            if one.step > 1:
+                steps[one.step].append(name)
+            else:
+                ties[str(one.least)].append(name)
             size = (one.least, one.most, one.step) if one.least < one.most else (one.least,)
             in_python = str(size if len(size) > 1 else one.least)
             said[name] = Placeholder(either(in_python, ":".join(map(str, size))))
     parts = [f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {other}" for other, names in ties.items()]
     parts += [f"{' and '.join(names)} can be divided by {step}" for step, names in steps.items()]
     return f"It runs where {', and '.join(parts)}: {option('dims', said)}."
+
+
+MOST_WRITTEN = 64
+"""Sizes out of a model's constants that are tried for a dimension."""
+
+
+def _written(model: ir.Model) -> list[int]:
+    """The sizes that stand in a model, by size: of inputs and of constants, and what short ones of integers say."""
+    constants = [value.const_value for value in model.graph.initializers.values()]
+    told = [node.attributes.get("value") for node in model.graph if operator_name(node) == "Constant"]
+    constants += [attribute.as_tensor() for attribute in told if attribute is not None]
+    found = {dim for value in model.graph.inputs for dim in value.shape or () if isinstance(dim, int)}
+    for tensor in constants:
+        if tensor is not None:
+            found.update(tensor_shape(tensor).numpy())
+            if tensor.dtype.is_integer() and tensor.size <= SMALL:
+                found.update(tensor.numpy().flatten().tolist())
+    return sorted(size for size in found if 0 < size <= MOST_BATCH)[:MOST_WRITTEN]
 
 
 def _multiples(one: DimRange, step: int) -> DimRange:

@@ -263,6 +263,22 @@ def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, mo
     assert max(found.tried) == found.size <= 6  # a fifth of what is available is left to others
 
 
+def test_what_inputs_decide_varies_and_no_size_is_told_from_that() -> None:
+    """Of random scores another number is kept at each size; a polynomial through these leads anywhere."""
+    pytest.importorskip("onnxruntime")
+    nodes = """f = Slice(boxes, zero, one, zero) row = Squeeze(f, zero) c = Greater(scores, half) i = NonZero(c)
+        t = Transpose<perm=[1,0]>(i) k = Squeeze(t, one) rows = Gather(row, k) kept = Gather(scores, k)"""
+    text = '<ir_version: 9, opset_import: ["": 17]> g (float[n,20,4] boxes, float[20] scores) => (rows, kept)'
+    model = onnx.parser.parse_model(f"{text} {{ {nodes} }}")
+    numbers = {"zero": np.array([0]), "one": np.array([1]), "half": np.array(0.5, np.float32)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in numbers.items())
+    found = memonger.fit(model, "3MiB", vary="n", mode="inference", device="cpu")
+    assert found.beyond is not None
+    assert found.beyond.size == found.size + 1
+    assert len(found.tried) <= 6
+    assert max(found.tried) == found.beyond.size
+
+
 WRONG = {
     "fixed": (lambda: memonger.fit(models.build("lstm", batch=2), "1GiB"), "no dimension of its inputs is open"),
     "no such name": (lambda: memonger.fit(block(), "1GiB", "bach"), "Did you mean 'batch'"),

@@ -473,6 +473,35 @@ def test_dimensions_that_have_to_be_the_same_are_named(device: str) -> None:
     assert memonger.search_plan(model, mode="inference", dims={"p": (2, 8), "q": "p"}, device=device).ranges
 
 
+@pytest.mark.parametrize(
+    ("nodes", "asked", "said"),
+    [
+        ("y = Add(a, b)", {"p": 3, "q": 4, "r": 5}, "It runs where q is p: dims={'q': 'p'}."),
+        ("y = Add(b, c)", {"p": 3, "q": 4, "r": 5}, "It runs where r is q: dims={'r': 'q'}."),
+        ("s = Add(a, b) y = Add(s, c)", {"p": 3, "q": 4, "r": 5}, "It runs where q and r are p: dims={'q': 'p', "),
+        (
+            "s = Concat<axis=0>(a, b) y = Add(s, c)",
+            {"p": 3, "q": 4, "r": 9},
+            "It runs where r is p + q: dims={'r': 'p + ",
+        ),
+        ("y = Add(c, table)", {"p": 3, "q": 4, "r": 9}, "It runs where r is 6: dims={'r': 6}."),
+        ("y = Add(b, table)", {"p": 3, "q": (2, 4), "r": (2, 9)}, "It runs where q is 6: dims={'q': 6}."),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_single_sizes_that_contradict_each_other_are_named(
+    nodes: str, asked: dict[str, Any], said: str, device: str
+) -> None:
+    text = f'<ir_version: 9, opset_import: ["": 17]> g (float[p,2] a, float[q,2] b, float[r,2] c) => (y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 2), np.float32), "table"))
+    with pytest.raises(memonger.MemongerError) as refusal:
+        memonger.search_plan(model, mode="inference", dims=asked, device=device)
+    assert said in str(refusal.value)
+    answer = eval(str(refusal.value).rpartition("dims=")[2].rstrip("."))
+    assert memonger.search_plan(model, mode="inference", dims={**asked, **answer}, device=device)
+
+
 def test_a_constant_image_is_resized_to_every_size() -> None:
     """Of inputs without a rank onnxruntime follows the sizes to none at all, and refuses the model (1.32.0)."""
     model = networks.model_of(

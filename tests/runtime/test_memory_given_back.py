@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -77,6 +78,25 @@ def test_an_idle_session_gives_memory_back_by_itself() -> None:
             time.sleep(0.02)
         assert _grown(loaded) < SLACK
         assert session.run({"x": x})["y"].shape == (32,)
+
+
+def test_what_packing_took_of_the_allocator_of_workspace_is_given_back(tmp_path: Path) -> None:
+    """A transposed convolution packs its weight there, and then takes the copy that lies in the plan's file."""
+    model = networks.model_of(
+        [helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])],
+        {"x": [1, 512, 8, 8]},
+        {"y": [1, 512, 17, 17]},
+        w=np.random.default_rng(0).standard_normal((512, 512, 3, 3)).astype(np.float32),
+    )
+    memonger.search_plan(model, device="cpu", mode="inference").save(tmp_path / "planned.onnx")
+    code = (
+        "import memonger, sys; from memonger.runtime import ort, process_memory\n"
+        "session = memonger.Session(sys.argv[1]); loaded = process_memory.settle()\n"
+        "ort.shrink_host_memory(); print(loaded - process_memory.settle())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "planned.onnx")]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert int(done.stdout) < 1 * MIB  # the weight has nine
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), True, "1"])
