@@ -226,7 +226,7 @@ def room_of(plans: Sequence[Plan]) -> PlanBytes:
     return PlanBytes(
         max(plan.arena_bytes for plan in plans),
         max(plan.workspace_bytes or 0 for plan in plans),
-        max(plan.parameter_bytes for plan in plans),
+        max(plan.resident_parameter_bytes for plan in plans),
         max(plan.input_bytes for plan in plans),
     )
 
