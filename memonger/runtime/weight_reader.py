@@ -96,6 +96,9 @@ class Reading:
 class WeightReader:
     """Holds the weights of one plan to a window, in a thread of its own. It ends with this object.
 
+    Where nothing is read by a schedule, as of a plan for a CUDA device, whose nodes copy weights from the host, it
+    checks the files alone.
+
     Args:
         schedule: What is read in which order.
 
@@ -115,21 +118,23 @@ class WeightReader:
         self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_own})
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
-        if not self.why_not:
+        self._follows = bool(schedule.reads)
+        if self._follows and not self.why_not:
             threading.Thread(target=self._follower.follow, name="memonger weights", daemon=True).start()
 
     @property
     def why_not(self) -> str:
-        """Why the window isn't held here; empty where it is."""
-        return self._follower.why_not
+        """Why the window isn't held here; empty where it is, and where there is none."""
+        return self._follower.why_not if self._follows else ""
 
     @contextmanager
     def loading(self) -> Iterator[None]:
         """While sessions are made: what they have read is dropped where it is more than the window."""
-        before = frozenset() if self.why_not else frozenset(_maps(self._files))
+        is_held = self._follows and not self.why_not
+        before = frozenset(_maps(self._files)) if is_held else frozenset()
         with self._at("load"):
             yield
-        if not self.why_not:
+        if is_held and not self.why_not:
             self._follower.find(before)
 
     @contextmanager
@@ -150,6 +155,8 @@ class WeightReader:
             begin, fetched = time.perf_counter(), disk.fetched()
             with self._at("run"):
                 yield
+            if not self._follows:
+                return
             took, fetched_bytes, follower = time.perf_counter() - begin, disk.fetched() - fetched, self._follower
             self.last = Reading(
                 self._nbytes, self._written, fetched_bytes, took, min(took, follower.waited), follower.most
@@ -157,7 +164,7 @@ class WeightReader:
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
-        if self.why_not:
+        if self.why_not or not self._follows:
             yield
             return
         self._follower.begin(work)

@@ -3,6 +3,7 @@
 On the stand-in copies are real, so that a network of nothing but copies has values there.
 """
 
+import os
 import random
 from pathlib import Path
 
@@ -202,3 +203,22 @@ def test_what_is_chosen_fits_and_no_weight_more_would(seed: int) -> None:
             assert most([other for other in chosen if other is not read]) > room
     with pytest.raises(ValueError, match=f"are below {least}"):
         choose_copies(reads, live, least - 1)
+
+
+@needs_cuda
+@pytest.mark.parametrize("change", ["shorter", "another"])
+def test_a_file_that_changes_under_a_session_is_refused_by_name(change: str, tmp_path: Path) -> None:
+    memonger.search_plan(_products(), budget=3 * WEIGHT, **OPTIONS).save(tmp_path / "planned.onnx")
+    (data,) = tmp_path.glob("*.data")
+    feed = {"v0": np.zeros((4, WIDTH), np.float32)}
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        session.run(feed)
+        if change == "shorter":
+            os.truncate(data, 4096)
+        else:
+            os.utime(data, (1, 1))
+        with pytest.raises(memonger.SessionError, match=rf"{data.name} was changed .* it is {change} now"):
+            session.run(feed)
+    session = memonger.Session(memonger.search_plan(_products(), budget=3 * WEIGHT, **OPTIONS))  # in no file
+    session.run(feed)
+    assert session.weight_readers == ()
