@@ -24,7 +24,9 @@ from memonger.graph.weight_window import (
     Read,
     bytes_read,
     bytes_written,
+    copied_bytes,
     in_file,
+    on_host,
     resident_bytes,
     weight_reads,
     what_is_wrong,
@@ -234,9 +236,10 @@ class Plan(BasePlan, Header):
 
     @cached_property
     def resident_parameter_bytes(self) -> int:
-        """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file."""
+        """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file. Of a
+        CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena."""
         if self.window is None:
-            return self.parameter_bytes
+            return self.parameter_bytes - sum(self.host_weights.values())
         return resident_bytes(weight_reads(self.model, self.graph), self.window, self.parameter_bytes)
 
     @property
@@ -246,8 +249,16 @@ class Plan(BasePlan, Header):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that a run reads from files through its `window`: weights of the plan's, state of the session's."""
-        return sum(map(bytes_read, self._reads_in_window))
+        """Bytes that a run reads from files through its `window`: weights of the plan's, state of the session's. On a
+        CUDA device what it copies of `host_weights`."""
+        return copied_bytes(self.model) if self.host_weights else sum(map(bytes_read, self._reads_in_window))
+
+    @cached_property
+    def host_weights(self) -> Mapping[str, int]:
+        """The weights of a plan for a CUDA device that lie in the host's memory: a node copies each to the arena right
+        before the steps that read it. Their bytes."""
+        device = parse_device(self.device)
+        return {} if device.is_host or device.facts.is_portable else on_host(self.model)
 
     @property
     def written_bytes(self) -> int:

@@ -266,14 +266,16 @@ def planned_job(
     return kind(
         model=str(planned), inputs=str(folder / "inputs.npz"), outputs=str(folder / "planned.npz"), planned=True,
         threads=settings.threads or plan.threads, device=str(device), cuda_graph=settings.cuda_graph,
-        weight_bytes=plan.parameter_bytes, **options,
+        weight_bytes=plan.resident_parameter_bytes, **options,
     )  # fmt: skip
 
 
 def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Path) -> dict[str, J]:
     """Beside the plan's ``job``: stock onnxruntime with the plan's level and settings, and with its own."""
     cuda = None if plan.stamp is None or plan.stamp.cuda is None else asdict(plan.stamp.cuda)
-    default = replace(job, model=str(stock), outputs=str(folder / "default.npz"), planned=False)
+    default = replace(
+        job, model=str(stock), outputs=str(folder / "default.npz"), planned=False, weight_bytes=plan.parameter_bytes
+    )
     same = replace(
         default, outputs=str(folder / "stock.npz"), cuda=cuda, level=level_of(plan, stock),
         dims=symbolic_sizes(stock, given, plan.ranges),

@@ -147,8 +147,9 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
     """The command that makes a plan of the frontier: the one in the middle, with the flags of this command."""
     record = records[len(records) // 2]
     given = given_again(click.get_current_context(), ("points", "budgets", "as_json", "quiet"))
-    is_asked = record["recomputed_nodes"] or record["window"] or any(each["chunks"] for each in records)
-    budget = f" --budget {record['budget_bytes'] if record['window'] else record['total_bytes']}B" if is_asked else ""
+    moves = record["window"] or record["host_weights"]
+    is_asked = record["recomputed_nodes"] or moves or any(each["chunks"] for each in records)
+    budget = f" --budget {record['budget_bytes'] if moves else record['total_bytes']}B" if is_asked else ""
     return f"memonger plan {given}{budget} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
 
 

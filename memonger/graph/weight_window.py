@@ -21,12 +21,13 @@ steps write it and read it at first, is written behind them, and is read ahead o
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from memonger.graph.graph import Graph
@@ -123,6 +124,11 @@ def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
             own = 2 * tensor.nbytes if any(is_widened(node, index) for node, index in readers) else 0
             read = Read(str(value.name), (), counted, resident, form, None in rows, own)
             found.append((read, sorted({steps[node] for node, _ in readers}), LARGEST))
+    return _in_ranges(found)
+
+
+def _in_ranges(found: Iterable[tuple[Read, list[int], int]]) -> list[Read]:
+    """Reads with their ranges, in order: of each is given at which steps it is read, and the first that writes it."""
     place = {step: number for number, step in enumerate(sorted({step for _, at, _ in found for step in at}))}
     reads = []
     for read, at, written in found:
@@ -131,6 +137,91 @@ def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
         pieces = [at[begin:end] for begin, end in pairwise([0, *breaks, len(at)])]
         reads.append(read._replace(ranges=tuple((piece[0], piece[-1]) for piece in pieces)))
     return sorted(reads, key=lambda read: (read.ranges, read.name))
+
+
+def device_reads(model: ir.Model, host: Collection[str]) -> list[Read]:
+    """The same of a model for a device: the weights that may lie in the host's memory.
+
+    Left out are those of bodies and outputs, small ones, and what kernels keep a copy of their own of, or read on the
+    host.
+
+    Args:
+        model: Lowered for the device.
+        host: Names of values that lie on the host.
+    """
+    steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
+    found = []
+    for value in model.graph.initializers.values():
+        tensor, readers = value.const_value, value.consumers()
+        if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not readers or value in inside:
+            continue
+        if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node in readers):
+            continue
+        if all(_reads_device_memory(node, host) for node in readers):
+            read = Read(str(value.name), (), tensor.nbytes, tensor.nbytes, None, True)
+            found.append((read, sorted(steps[node] for node in readers), LARGEST))
+    return _in_ranges(found)
+
+
+def _reads_device_memory(node: ir.Node, host: Collection[str]) -> bool:
+    """Whether a node runs on the device, with a kernel that reads a weight as it reads any other value."""
+    is_known = node.op_type not in _KEEPING if not node.domain else operator_name(node) in _FUSED
+    return is_known and node.op_type != COPY and not any(value.name in host for value in node.outputs)
+
+
+_KEEPING = {"GRU", "LSTM", "RNN"}
+"""Their CUDA kernels keep a constant's copy of their own in cuDNN's form, made once."""
+
+_FUSED = {"com.microsoft::FusedConv", "com.microsoft::FusedMatMul"}
+"""Those of onnxruntime's own operators whose CUDA kernels make nothing of a weight when a session is made."""
+
+COPY = "MemcpyFromHost"
+"""onnxruntime's operator that copies a value from the host's memory to the device's, as a node like any other."""
+
+
+def on_host(model: ir.Model) -> dict[str, int]:
+    """The weights of a device's model that lie in the host's memory, as nothing but copies reads them: their bytes."""
+    weights = model.graph.initializers.values()
+    copied = (v for v in weights if v.consumers() and all(node.op_type == COPY for node in v.consumers()))
+    return {str(v.name): v.const_value.nbytes for v in copied if v.const_value is not None}
+
+
+def copied_bytes(model: ir.Model) -> int:
+    """Bytes of weights that a run copies from the host's memory."""
+    weights = model.graph.initializers
+    names = (str(node.inputs[0].name) for node in model.graph if node.op_type == COPY and node.inputs[0] is not None)
+    return sum(nbytes(weights[name]) or 0 for name in names if name in weights)
+
+
+def choose_copies(reads: Sequence[Read], live: np.ndarray, nbytes: int) -> list[Read]:
+    """The weights that lie in the host's memory, so that all others, values and copies take no more than ``nbytes``.
+
+    A copy is a value: it is there while steps read it, whatever else is. So a weight that is read at the worst step may
+    as well be kept, and the window has no place of its own. Those that are read most often are kept first, then large
+    ones.
+
+    Args:
+        reads: `device_reads`.
+        live: Bytes of values at each step.
+
+    Raises:
+        ValueError: they can't take so little.
+    """
+    total = live.astype(np.int64)
+    for first, last, read in in_order(reads):
+        total[first : last + 1] += read.resident
+    if total.max(initial=0) > nbytes:
+        raise ValueError(f"{nbytes} are below {total.max(initial=0)}")
+    left = list[Read]()
+    for read in sorted(reads, key=lambda read: (-len(read.ranges), -read.resident, read.name)):
+        with_it = total + read.resident
+        for first, last in read.ranges:
+            with_it[first : last + 1] -= read.resident
+        if with_it.max() <= nbytes:
+            total = with_it
+        else:
+            left.append(read)
+    return sorted(left, key=lambda read: (read.ranges, read.name))
 
 
 def _updated(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:

@@ -2,19 +2,26 @@
 
 First the job as it is; then with a part of its weights, and of what training updates, in a file; then with values of a
 step in one as well, where that is estimated to take fewer seconds or nothing else holds (`memonger.planner.waiting`).
+On a CUDA device weights lie in the host's memory in place of a file, and nodes copy them
+(`memonger.lowering.cuda.from_host`).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from memonger.errors import BudgetError
-from memonger.graph.weight_window import largest_at_once, weight_reads, why_kept
+from memonger.graph.weight_window import Read, choose_copies, device_reads, largest_at_once, weight_reads, why_kept
+from memonger.ir import training_roles
 from memonger.ir.save import MAPPED_LIMIT
-from memonger.plan import Plan
+from memonger.plan import Plan, graph_of
 from memonger.planner.job import Job, decided, finish, may_run_in_chunks, with_search
 from memonger.runtime.packing import packs_here
 from memonger.schedule.solution import total_bytes
+
+SPARE = 0, 1 / 32, 1 / 8
+"""Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
 
 WINDOWS = 3
 """Searches with a part of the weights in a file, each for as many bytes fewer as the window of the one before grew."""
@@ -41,7 +48,7 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if (has_files or waits) and budget > floor:  # what is found for the least bytes is the same whatever the budget
         found = _fastest(job.at(floor), begin, known)
     bound = min(error.lower_bound for error in (*refusals, *known))
-    if has_files:  # in another order two weights that follow each other may take less
+    if has_files and job.device.is_host:  # in another order two weights that follow each other may take less
         reads = weight_reads(job.lowered.model, job.request.graph)
         bound += max(read.resident for read in reads) - largest_at_once(reads)
     tried = sorted({error.smallest for error in known or refusals} | {refusals[0].smallest})
@@ -60,9 +67,14 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
 
 
 def least(job: Job) -> int:
-    """Bytes of all that is no value of the job, with as few of its weights in memory as there can be in any order."""
-    if with_window(job) is None:
+    """Bytes of all that is no value of the job, with as few of its weights in memory as there can be in any order.
+
+    On a CUDA device copies of weights are values.
+    """
+    if (windowed := with_window(job)) is None:
         return job.request.base
+    if not job.device.is_host:
+        return windowed.request.base
     reads = weight_reads(job.lowered.model, job.request.graph)
     return job.request.base + sum(read.own - read.nbytes for read in reads) + max(read.resident for read in reads)
 
@@ -133,7 +145,8 @@ def attempts(job: Job) -> Iterator[Job]:
     if job.request.base < budget:
         yield job
     usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
-    yield dataclasses.replace(in_file, request=dataclasses.replace(in_file.request, budget=None), strategy=usual)
+    for some in [in_file] if job.device.is_host else _on_host(job):
+        yield dataclasses.replace(some, request=dataclasses.replace(some.request, budget=None), strategy=usual)
     yield in_file
     roomy = with_window(job, any_order=True) if job.mode == "training" else None
     if roomy is not None and roomy.request.base > in_file.request.base:
@@ -169,17 +182,63 @@ def _with_values(job: Job, usual: float | None) -> Iterator[Iterator[Job]]:
     yield from map(with_some, waiting.choices(job.request, usual))
 
 
+def _on_host(job: Job) -> Iterator[Job]:
+    """The job of a CUDA device with as few weights in the host's memory as its budget needs, by what values take in
+    file order; with some room left for gaps, then with more."""
+    request, tried = job.request, set[tuple[str, ...]]()
+    assert request.budget is not None
+    reads = _copied_reads(job)
+    beside = request.base - sum(read.nbytes for read in reads) + max(request.graph.workspace, default=0)
+    for share in SPARE:
+        with suppress(ValueError):
+            chosen = choose_copies(reads, request.live_bytes, int((1 - share) * (request.budget - beside)))
+            if chosen and (names := tuple(read.name for read in chosen)) not in tried:
+                tried.add(names)
+                yield _copied(job, chosen)
+
+
+def _copied_reads(job: Job) -> list[Read]:
+    measured = job.lowered.calibration
+    return device_reads(job.lowered.model, measured.host if measured is not None else ())
+
+
+def _copied(job: Job, reads: Sequence[Read]) -> Job:
+    """The job of a CUDA device with some weights in the host's memory, and nodes that copy them."""
+    from memonger.lowering.cuda.from_host import copy_from_host  # here: for a CUDA device alone
+
+    request, measured, model = job.request, job.lowered.calibration, job.lowered.model.clone()
+    assert measured is not None
+    copy_from_host(model, reads)
+    roles = training_roles.read(model, str(model.graph.name))
+    graph = graph_of(model, roles, measured.seconds, measured.workspace, measured.host, job.device, job.ranges)
+    number = {name: node for node, name in enumerate(graph.nodes)}
+    moved = {node: number[name] for node, name in enumerate(request.graph.nodes)}
+    request = dataclasses.replace(
+        request, graph=graph, base=request.base - sum(read.nbytes for read in reads),
+        stages={moved[node]: stage for node, stage in request.stages.items()},
+        forced={moved[node]: is_forced for node, is_forced in request.forced.items()},
+        parts=frozenset(moved[node] for node in request.parts),
+    )  # fmt: skip
+    return dataclasses.replace(
+        job, lowered=dataclasses.replace(job.lowered, model=model), request=request, solution=None, has_window=True
+    )
+
+
 def with_window(job: Job, *, any_order: bool = False) -> Job | None:
     """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
 
     That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
-    stay there that are frozen; what it updates stays in a file of the session's.
+    stay there that are frozen; what it updates stays in a file of the session's. On a CUDA device all lie in the host's
+    memory that may.
 
     Args:
         job: The job, with all weights in memory.
         any_order: Whether a training step has room for its two largest, whichever come next to each other.
     """
     model, request = job.lowered.model, job.request
+    if not (job.device.is_host or job.device.facts.is_portable):
+        copied = _copied_reads(job)
+        return _copied(job, copied) if copied and not job.options.buckets else None
     tensors = (value.const_value for value in model.graph.initializers.values())
     if not packs_here(job.lowered.stamp) or sum(one.nbytes for one in tensors if one is not None) < MAPPED_LIMIT:
         return None

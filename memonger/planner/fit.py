@@ -3,7 +3,8 @@
 The model is lowered at a few small sizes, and between and beyond them it is interpolated
 (`memonger.planner.interpolate`). Schedules are searched and tried there: one that was found at a size is valid at all.
 What is answered was planned from the model itself, lowered at that size and at one more. Where the model may run in
-chunks, larger sizes are then planned as `memonger.search_plan` plans them.
+chunks, larger sizes are then planned as `memonger.search_plan` plans them; and where no size fits with all weights in
+memory, all sizes are, with its means.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Literal, Unpack
 import onnx_ir as ir
 
 from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.graph import schedule
 from memonger.graph.liveness import assign_storage, needed_bytes
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
@@ -25,7 +27,7 @@ from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
-from memonger.planner.attempts import least, may_wait, with_window
+from memonger.planner.attempts import least, may_wait, with_window, within
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
@@ -232,15 +234,17 @@ class _Attempt:
         size: The size.
         total: Of the plan that fits, or the smallest found; None if the model can't have this size.
         bound: No plan takes less; None likewise.
-        made: The lowered model and its solution, where that fits and is still needed.
+        made: The lowered model and its solution or plan, where that fits and is still needed.
         beyond: What is known if no plan fits.
+        least: Of a plan with weights in its file: the total with as few of them in memory as there can be.
     """
 
     size: int
     total: int | None = None
     bound: int | None = None
-    made: tuple[Job, Solution] | None = None
+    made: tuple[Job, Solution | Plan] | None = None
     beyond: Beyond | None = None
+    least: int | None = None
 
 
 class _SizeSearch:
@@ -252,7 +256,8 @@ class _SizeSearch:
         vary: The dimension's name.
         changes: What is done to the model before it is planned.
         options: The options of the plan.
-        has_window: Whether weights stay in the plan's file; without chunks, in which they are read in another order.
+        has_window: Whether weights may stay in the plan's file: then each size is planned as `memonger.search_plan`
+            plans it, and what is interpolated says where to begin.
     """
 
     def __init__(
@@ -293,11 +298,12 @@ class _SizeSearch:
         """Look for the largest size, and plan so many sizes up to it."""
         size, job = self._first()
         self.may_chunk = self.options.chunks != "off" and may_run_in_chunks(job)
-        in_chunks = self.may_chunk and not self.has_window
         if self.attempt(size, job).beyond is None:
             self._interpolate(size)
-            self._close_in(size, MOST_BATCH + 1, self._estimate(size), self._reached)
-        if in_chunks:
+            low, size = size, self._estimate(size)
+            if not (self.may_chunk and self.has_window):
+                self._close_in(low, MOST_BATCH + 1, size, self._reached)
+        if self.may_chunk:
             self.whole = 0 if self.best is None else self.best.size
             self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
             low, high = self.whole, self._ceiling(self.whole)
@@ -311,13 +317,10 @@ class _SizeSearch:
         sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []
         frontier = tuple(filter(None, map(self._point, sizes)))
         if best is not None:
-            job, solution = self._cheapest(best)
-            bound = best.bound if not self.may_chunk else total_lower_bound(job.request, whole=False)
-            bound = None if bound is None else self._bound_with_files(low, job.request, bound)
-            plan = finish(job, solution, self.begin)
+            (job, found), bound = self._cheapest(best), best.bound
+            plan = found if isinstance(found, Plan) else finish(job, found, self.begin)
             if plan.total_bytes > self.memory:
-                name = job.source.name
-                raise PlanError(f"{name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
+                raise PlanError(f"{plan.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")
         above = [each.beyond for each in self.attempts.values() if each.beyond and each.size > low]
         return Fit(
             memory=self.memory,
@@ -539,9 +542,10 @@ class _SizeSearch:
             above = min((each for each in self.attempts.values() if each.beyond), key=lambda e: e.size, default=None)
             if above is None:
                 return 4 * low
-            if above.total is None or attempt.total is None:
+            total = attempt.least or attempt.total
+            if above.total is None or total is None:
                 return low
-            grown, room = above.total - attempt.total, self.memory - attempt.total
+            grown, room = above.total - total, self.memory - total
             return low + (above.size - low) * room // max(1, grown)
         if attempt.total is None or self.smallest is None:
             return None
@@ -563,17 +567,18 @@ class _SizeSearch:
         reason = self._too_large_to_measure(size) if job is None else None
         if reason is None:
             try:
-                job = self.asked(size, job or self.lower(size))
-                if self.whole is not None and size > self.whole:
+                own = job or self.lower(size)
+                job = self.asked(size, own)
+                if self.whole is not None and size > self.whole and not self.has_window:
                     return self._in_chunks(size, job)
                 self._learn(size, job.request)
                 self._follow(size, job.request)
                 bound = self._bound(job.request)
+                if self.has_window:
+                    return self._in_window(size, own, job.request, bound)
                 solution, total = self._solved(size, job.request, bound)
                 if solution is not None:
-                    return _Attempt(size, total, bound, (job, solution))
-                if self.may_chunk and self.has_window:
-                    return self._beyond(size, job.request, total, total_lower_bound(job.request, whole=False), bound)
+                    return _Attempt(size, total, self._every(size, job.request, bound), (job, solution))
                 return self._beyond(size, job.request, total, bound, None)
             except (LoadError, PlanError) as error:
                 reason = str(error)
@@ -590,9 +595,38 @@ class _SizeSearch:
             total = error.smallest
         bound = total_lower_bound(request, whole=False)
         if total <= self.memory:
-            return _Attempt(size, total, bound, made)
+            return _Attempt(size, total, self._bound_with_files(size, request, bound), made)
         whole = max(bound, total_lower_bound(request, again=self.strategy != "none"))
         return self._beyond(size, request, total, bound, whole)
+
+    def _in_window(self, size: int, job: Job, request: Request, whole: int) -> _Attempt:
+        """A size planned as `memonger.search_plan` does, whatever it leaves in files.
+
+        Args:
+            size: The size.
+            job: The model, with all weights in memory.
+            request: What is asked of it with as few of them there as there can be.
+            whole: No plan of that request takes less without chunks.
+        """
+        bound = self._every(size, request, whole)
+        if bound > self.memory:
+            total = self._solved(size, request, whole)[1]
+        else:
+            try:
+                made = within(job, self.begin)
+                total, weights = made[1].total_bytes, made[1].parameter_bytes + request.base - job.request.base
+                least = total - made[1].resident_parameter_bytes + weights
+                return _Attempt(size, total, bound, made, least=least)
+            except BudgetError as error:
+                total = error.smallest
+        if self.may_chunk:
+            return self._beyond(size, request, total, total_lower_bound(request, whole=False), whole)
+        return self._beyond(size, request, total, whole, None)
+
+    def _every(self, size: int, request: Request, whole: int) -> int:
+        """Bytes that every plan of a size takes, where those as requested, without chunks, take ``whole``."""
+        bound = total_lower_bound(request, whole=False) if self.may_chunk else whole
+        return self._bound_with_files(size, request, bound)
 
     def _beyond(self, size: int, request: Request, total: int, bound: int, whole: int | None) -> _Attempt:
         in_files, in_memory = self._bound_with_files(size, request, bound), None
@@ -647,10 +681,12 @@ class _SizeSearch:
 
     # What is made of it
 
-    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution]:
+    def _cheapest(self, attempt: _Attempt) -> tuple[Job, Solution | Plan]:
         """What was planned of a size that fits, or, where no chunks were looked for, the cheapest that is found."""
         assert attempt.made is not None
         job, solution = attempt.made
+        if isinstance(solution, Plan):
+            return attempt.made
         is_whole = self.whole is None or attempt.size <= self.whole
         if self.searches and is_whole and solution.cost > math.fsum(job.request.graph.costs):
             self._report_progress(f"{self.vary} {attempt.size} fits: searching for less extra cost")
@@ -666,11 +702,12 @@ class _SizeSearch:
         attempt = self.attempt(size)
         if attempt.made is None:
             return None
-        job, solution = self._cheapest(attempt)
-        once, calibration = math.fsum(job.request.graph.costs), job.lowered.calibration
-        cost = solution.cost + math.fsum(band.seconds for band in job.chunks)
+        job, found = self._cheapest(attempt)
+        graph, calibration = found.graph, job.lowered.calibration
+        cost = math.fsum(graph.costs) + math.fsum(band.seconds for band in job.chunks)
         seconds = cost if calibration is not None and calibration.seconds is not None else None
-        total, overhead = total_bytes(job.request, solution), solution.cost / once - 1 if once else 0.0
+        total = found.total_bytes if isinstance(found, Plan) else total_bytes(job.request, found)
+        overhead = schedule.overhead(graph.again, graph.costs)
         batch = size if self.dimension is None else self.options.batch
         return SizePoint(size, total, overhead, seconds, batch / seconds if batch and seconds else None)
 

@@ -56,7 +56,7 @@ class Job:
             a training step what is left to do.
         search: What looks for chunks of this model, whatever the budget; None: nothing does yet.
         has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs. The base of
-            the request has as few of them as there can be in memory.
+            the request has as few of them as there can be in memory. For a CUDA device: whether some lie in the host's.
     """
 
     source: Model
@@ -262,8 +262,13 @@ def _with_window(plan: Plan) -> Plan:
     Raises:
         BudgetError: it can't be held by that.
     """
-    budget, reads = plan.budget, weight_reads(plan.model, plan.graph)
+    budget = plan.budget
     assert budget is not None
+    if not parse_device(plan.device).is_host:
+        if plan.total_bytes > budget:
+            raise BudgetError(budget, plan.total_bytes, plan.total_bytes - plan.arena_bytes)
+        return plan
+    reads = weight_reads(plan.model, plan.graph)
     spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
     fixed = plan.total_bytes - sum(read.nbytes for read in reads) + spare
     try:

@@ -168,7 +168,8 @@ def pareto(
     budget, and for budgets in between. The plan for a budget is the first that fits it: of two budgets the smaller
     never has the larger total, nor the cheaper plan. The extra cost is that of what is recomputed, and what more and
     smaller nodes are estimated to take (`memonger.Plan.chunks`). Behind these stand, where there are any, plans for
-    smaller budgets, which leave weights, or what a training step updates or makes, in files (`memonger.Plan.window`).
+    smaller budgets, which leave weights, or what a training step updates or makes, in files (`memonger.Plan.window`);
+    on a CUDA device weights in the host's memory (`memonger.Plan.host_weights`).
 
     Args:
         source: What `memonger.load` takes or gives; or a ``networkx.DiGraph``, as for `memonger.search_plan`.
@@ -498,7 +499,8 @@ def _with_files(job: Job, whole: int, points: int, budgets: Sequence[int], begin
             break
         with suppress(BudgetError):
             plan = at(budget)
-            if plan.window is not None and plan.total_bytes < min([whole, *(each.total_bytes for each in found)]):
+            has_files = plan.window is not None or bool(plan.host_weights)
+            if has_files and plan.total_bytes < min([whole, *(each.total_bytes for each in found)]):
                 found = [each for each in found if _cost_of_files(each) < _cost_of_files(plan)] + [plan]
     return found
 

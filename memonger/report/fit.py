@@ -81,7 +81,8 @@ def _beyond(fit: Fit) -> str:
     whole = beyond.whole_bound_bytes
     without = "" if whole is None else f", without chunks at least {format_size(whole)}"
     if (in_memory := beyond.in_memory_bound_bytes) is not None:
-        without += f", with nothing in files at least {format_size(in_memory)}"
+        where = "with nothing in files" if fit.options.device == "cpu" else "with all weights in the device's memory"
+        without += f", {where} at least {format_size(in_memory)}"
     return (
         f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
         f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit, beyond)} {least}{without}."

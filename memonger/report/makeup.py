@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from memonger.devices import Device, parse_device
-from memonger.graph.weight_window import choose_window, weight_reads
+from memonger.graph.weight_window import choose_window, device_reads, weight_reads
 from memonger.plan import Plan
 from memonger.report.view import WEIGHT, WORKSPACE, View
 from memonger.units import MiB, format_size
@@ -101,20 +101,25 @@ def _of_weights(plan: Plan, device: Device) -> str:
         return f"adapters ({option('lora')}), or an optimizer with less state, leave less to keep"
     if plan.window is not None:
         return "some stay in the plan's file already, and what kernels pack for themselves can't"
-    budget = _budget_below(plan) if plan.device == "cpu" else None
+    if plan.host_weights:
+        return "some lie in the host's memory already, and a smaller budget leaves more there where it can"
+    budget = None if device.facts.is_portable else _budget_below(plan, device)
     if budget is None:
         return "no order and no slices make them smaller"
-    return f"a budget below them ({option('budget', f'{budget // MiB}MiB')}) leaves some in the plan's file"
+    where = "plan's file" if device.is_host else "host's memory"
+    return f"a budget below them ({option('budget', f'{budget // MiB}MiB')}) leaves some in the {where}"
 
 
-def _budget_below(plan: Plan) -> int | None:
+def _budget_below(plan: Plan, device: Device) -> int | None:
     """A budget, in whole MiB, for which about half of the weights stay in the file; None where none can be held so."""
-    reads, whole = weight_reads(plan.model), plan.parameter_bytes
+    reads = weight_reads(plan.model) if device.is_host else device_reads(plan.model, plan.host)
+    whole = plan.parameter_bytes
     beside = plan.total_bytes - plan.resident_parameter_bytes  # the weights
     fixed = beside + whole - sum(read.nbytes for read in reads)
     for share in (0.5, 0.75):  # that is kept
         budget = -int(-(beside + whole * share) // MiB) * MiB
         try:
+            # Of copies to a device the window is more than they take: they are values
             if budget < plan.total_bytes and choose_window(reads, budget - fixed) is not None:
                 return budget
         except ValueError:

@@ -87,6 +87,7 @@ def weight_figures(plan: Plan) -> dict[str, Any]:
     return {
         "parameter_bytes": plan.parameter_bytes,
         "resident_parameter_bytes": plan.resident_parameter_bytes,
+        "host_weights": plan.host_weights and {"weights": len(plan.host_weights), "read_bytes": plan.read_bytes},
         "window": window
         and {
             "bytes": window.nbytes,
@@ -126,8 +127,14 @@ def headline(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def window_line(record: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence on weights that stay in the plan's file, where some do."""
-    window = record.get("window")
+    """A sentence on weights that stay in the plan's file, or in the host's memory, where some do."""
+    window, host = record.get("window"), record.get("host_weights")
+    if host:
+        yield (
+            f"Of {format_size(record['parameter_bytes'])} of weights {format_size(record['resident_parameter_bytes'])} "
+            f"are kept in the device's memory; the others lie in the host's, and a run copies "
+            f"{format_size(host['read_bytes'])} of them to the arena, each right before the steps that read it."
+        )
     if window is None:
         return
     kept, state = record["resident_parameter_bytes"] - window["bytes"], window["state_bytes"]
@@ -227,7 +234,11 @@ def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, in
     apart = record["parameter_bytes"] - record["resident_parameter_bytes"]
     return (
         (weights_word(record), record["resident_parameter_bytes"], "what persists from run to run"),
-        ("weights in the file", apart or None, "what of them isn't in memory at once"),
+        (
+            f"weights {'on the host' if record.get('host_weights') else 'in the file'}",
+            apart or None,
+            "what of them isn't in memory at once",
+        ),
         ("arena", record["arena_bytes"], "one region that holds every computed value"),
         ("workspace", workspace, "the most that a kernel takes besides, measured"),
         ("sized at run time", record["run_time_bytes"] or None, "values of a size that the inputs decide, measured"),

@@ -66,7 +66,8 @@ def table_of(title: str, *names: str, words: Collection[str] = ()) -> Table:
 def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """Plans by falling memory, one a row, each with what it takes and costs."""
     chunked = any(record["chunks"] for record in records)
-    windowed = any(record["window"] for record in records)
+    moved = [record["window"] or record["host_weights"] for record in records]
+    source = "the host" if any(record["host_weights"] for record in records) else "files"
     names = (
         "total",
         "of the most",
@@ -74,17 +75,17 @@ def frontier_table(records: Sequence[Mapping[str, Any]]) -> Table:
         "run again",
         "extra cost",
         *(("in chunks", "more time") if chunked else ()),
-        *(("from files a run",) if windowed else ()),
+        *((f"from {source} a run",) if any(moved) else ()),
     )
     table = table_of("Memory against extra cost", *names, words=("in chunks",))
     most = max((record["total_bytes"] for record in records), default=0) or 1
-    for record in records:
+    for record, passing in zip(records, moved, strict=True):
         more = math.fsum(band["seconds"] for band in record["chunks"])
         table.add_row(
             format_size(record["total_bytes"]), f"{record['total_bytes'] / most:.0%}",
             format_size(record["arena_bytes"]), str(record["recomputed_nodes"]), f"{record['overhead']:+.1%}",
             *((slices_words(record["chunks"]), f"{more * 1e3:.2f} ms" if more else "") if chunked else ()),
-            *((format_size(record["window"]["read_bytes"]) if record["window"] else "",) if windowed else ()),
+            *((format_size(passing["read_bytes"]) if passing else "",) if any(moved) else ()),
         )  # fmt: skip
     return table
 

@@ -150,7 +150,8 @@ class View:
             yield Rectangle("values sized at run time", WORKSPACE, offset, plan.run_time_bytes, 0, end)
         offset += plan.run_time_bytes
         weights = parameter_sizes(plan.model, plan.training, parse_device(plan.device))
-        stays = {**weights, **state_sizes(plan.model, plan.graph)}
+        stays = {name: size for name, size in weights.items() if name not in plan.host_weights}
+        stays |= state_sizes(plan.model, plan.graph)
         for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
             for name, size in tensors.items():
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))

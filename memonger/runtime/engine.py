@@ -136,7 +136,7 @@ class Engine:
                 here = option("device", str(self.device))
                 return f"its workspace wasn't measured: plan the model for this device ({here})"
             if program.copies_from_host:
-                return f"{program.copies_from_host} reads memory of the host that is gone when a run is replayed"
+                return f"{program.copies_from_host} copies from the host's memory, which a run that is replayed can't"
             planned = {tensor.name for tensor in program.planned} | program.replacing
             unplanned = next((name for name in program.outputs if name not in planned), None)
             if unplanned is not None:

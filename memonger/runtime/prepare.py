@@ -128,6 +128,8 @@ def reads_of(
 ) -> ReadSchedule | None:
     """How the weights of a plan are read that stay in its file; None where all are in memory.
 
+    Those of a plan for a CUDA device its nodes read: of it the files are known.
+
     Args:
         plan: The plan.
         mapped: The one whose file its session has: itself, or another that differs in shapes.
@@ -137,7 +139,11 @@ def reads_of(
         SessionError: the plan isn't in a file.
     """
     if plan.window is None:
-        return None
+        names = plan.host_weights if mapped.weight_digests is not None else ()  # else nobody knows where they lie
+        tensors = (mapped.model.graph.initializers[name].const_value for name in names)
+        paths = (os.path.realpath(one.path) for one in tensors if isinstance(one, ir.ExternalTensor))
+        found = tuple(dict.fromkeys(paths))
+        return ReadSchedule(0, found, ()) if found else None
     if mapped.weight_digests is None and len(plan.state_in_file) + len(plan.values_in_file) < len(plan.window.weights):
         raise SessionError(
             f"{plan.name} is planned for less memory than its weights take: they stay in the plan's file, and this "
@@ -226,7 +232,7 @@ def room_of(plans: Sequence[Plan]) -> PlanBytes:
     return PlanBytes(
         max(plan.arena_bytes for plan in plans),
         max(plan.workspace_bytes or 0 for plan in plans),
-        max(plan.parameter_bytes for plan in plans),
+        max(plan.resident_parameter_bytes for plan in plans),
         max(plan.input_bytes for plan in plans),
     )
 

@@ -289,7 +289,7 @@ class ReadSchedule:
     Attributes:
         nbytes: The most bytes of them that are to be in memory at once.
         files: The files that they lie in.
-        reads: The times that steps read one, in their order.
+        reads: The times that steps read one, in their order. Empty where nodes copy them to a device.
     """
 
     nbytes: int

@@ -29,8 +29,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from memonger.errors import SessionError
 from memonger.runtime import disk, process_memory
 from memonger.runtime.prepared import FileSpan, ReadSchedule
@@ -51,16 +49,20 @@ _LOADING_PAUSE = 5e-3
 _READ_MEANWHILE = 4 * MiB
 """Bytes of files that a session may have read, while it is made, before packed copies are let go."""
 
-_NEXT = 8
+_NEXT = 4
 """Weights that are looked at: those behind the last one of which a step has begun."""
 
 _BEHIND = 16
 """Updated weights of which the system is asked again to let go: the first time it begins to write them."""
 
+_FOLIO = 2 * MiB
+"""Bytes that the system's cache may hold as one: of them none goes where not all are to go."""
+
 _ALL = 16
 """Every so many looks are at all weights that are left: of some no step may read the page that is looked at."""
 
-_PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)  # bits of a page in /proc/self/pagemap
+_PRESENT, _OF_FILE = 1 << 7, 1 << 5  # bits of the last byte of a page's eight in /proc/self/pagemap
+_WRITTEN = bytes(byte for byte in range(256) if byte & (_PRESENT | _OF_FILE) == _PRESENT)
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _AROUND = 16 * _PAGE  # that many bytes the system may map around a page that is read
@@ -96,6 +98,9 @@ class Reading:
 class WeightReader:
     """Holds the weights of one plan to a window, in a thread of its own. It ends with this object.
 
+    Where nothing is read by a schedule, as of a plan for a CUDA device, whose nodes copy weights from the host, it
+    checks the files alone.
+
     Args:
         schedule: What is read in which order.
 
@@ -115,21 +120,23 @@ class WeightReader:
         self._written = sum(span.length for span in {read.span for read in schedule.reads if read.is_own})
         self._follower = _Follower(schedule, self._files)
         self._finalize = weakref.finalize(self, _end, self._follower, self._files)
-        if not self.why_not:
+        self._follows = bool(schedule.reads)
+        if self._follows and not self.why_not:
             threading.Thread(target=self._follower.follow, name="memonger weights", daemon=True).start()
 
     @property
     def why_not(self) -> str:
-        """Why the window isn't held here; empty where it is."""
-        return self._follower.why_not
+        """Why the window isn't held here; empty where it is, and where there is none."""
+        return self._follower.why_not if self._follows else ""
 
     @contextmanager
     def loading(self) -> Iterator[None]:
         """While sessions are made: what they have read is dropped where it is more than the window."""
-        before = frozenset() if self.why_not else frozenset(_maps(self._files))
+        is_held = self._follows and not self.why_not
+        before = frozenset(_maps(self._files)) if is_held else frozenset()
         with self._at("load"):
             yield
-        if not self.why_not:
+        if is_held and not self.why_not:
             self._follower.find(before)
 
     @contextmanager
@@ -150,6 +157,8 @@ class WeightReader:
             begin, fetched = time.perf_counter(), disk.fetched()
             with self._at("run"):
                 yield
+            if not self._follows:
+                return
             took, fetched_bytes, follower = time.perf_counter() - begin, disk.fetched() - fetched, self._follower
             self.last = Reading(
                 self._nbytes, self._written, fetched_bytes, took, min(took, follower.waited), follower.most
@@ -157,7 +166,7 @@ class WeightReader:
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
-        if self.why_not:
+        if self.why_not or not self._follows:
             yield
             return
         self._follower.begin(work)
@@ -314,7 +323,7 @@ class _Follower:
 
     Attributes:
         why_not: Why it doesn't; empty where it does.
-        most: The most bytes that were in memory when it looked, in the last run.
+        most: The most bytes that were in memory when it looked, in the last run; at its end it looks at all.
         waited: Seconds of the last run in which some thread waited for the disk.
     """
 
@@ -328,8 +337,9 @@ class _Follower:
         self._pieces: list[list[tuple[int, int]]] = [[] for _ in schedule.reads]
         self._watched: list[list[int]] = [[] for _ in schedule.reads]
         self._before = [-1] * len(schedule.reads)  # the time before that steps read the same place, or an equal weight
-        self._is_there, self._ahead = [False] * len(schedule.reads), 0
+        self._there, self._ahead = set[int](), 0  # weights that steps have read and that weren't dropped
         self._is_short = False
+        self._gone = -1, 0, 0  # file, first byte and end of what went out of the cache last, side by side
         self._behind: list[FileSpan] = []  # what was updated last, which the disk may not have yet
 
     # By the thread that runs the plan
@@ -406,28 +416,28 @@ class _Follower:
                     _advise(one.address, one.length, _PAGEOUT)
 
     def _while_running(self, pages: int) -> None:
-        reads, begun, self.most, self.waited = self._schedule.reads, -1, 0, 0.0
+        reads, newest, self.most, self.waited, is_over = self._schedule.reads, -1, 0, 0.0, False
         room = process_memory.room()
         self._is_short = room is not None and room < sum(span.length for span in {read.span for read in reads})
         tasks, looked = disk.other_threads(), time.perf_counter()
         for look in count():
-            newest = self._newest(pages, begun, _NEXT if look % _ALL else len(reads))
+            begun, looks_at_all = newest, is_over or look % _ALL == 0
+            newest = self._newest(pages, begun, len(reads) if looks_at_all else _NEXT)
             if newest > begun:
-                self._is_there[begun + 1 : newest + 1] = [True] * (newest - begun)
-                there = (read.resident for read, is_there in zip(reads, self._is_there, strict=True) if is_there)
-                self.most = max(self.most, sum(there))
-                for number in range(newest):
-                    if self._is_there[number] and reads[number].last < reads[newest].first:
+                self._there |= {*range(begun + 1, newest + 1)}
+                self.most = max(self.most, sum(reads[number].resident for number in self._there))
+                for number in sorted(self._there):
+                    if reads[number].last < reads[newest].first:
                         self._drop(pages, number)
+            if is_over:
+                break
             if newest > begun or not look:  # else there is as much room as there was
                 self._read_ahead(newest)
-            is_over, begun = self._is_over.wait(0 if newest > begun else PAUSE), newest
+            is_over = self._is_over.wait(0 if newest > begun else PAUSE)
             now = time.perf_counter()
             if is_over or now - looked >= _SAMPLE:
                 self.waited += now - looked if any(map(disk.waits, tasks)) else 0.0
                 looked = now
-            if is_over:
-                break
         for task in tasks:
             os.close(task)
         for number in range(len(reads)):  # those too that were dropped: a step that was believed to be over has read on
@@ -441,9 +451,11 @@ class _Follower:
     def _newest(self, pages: int, begun: int, among: int) -> int:
         """The last weight that some step has begun to read, ``among`` so many that come next."""
         newest = begun
-        for number in range(begun + 1, min(begun + 1 + among, len(self._watched))):
+        for number in range(begun + 1, len(self._watched)):
+            if number > newest + among:
+                break
             before = self._before[number]
-            if before >= 0 and (before > begun or self._is_there[before]):
+            if before >= 0 and (before > begun or before in self._there):
                 continue  # pages that are there may be those of the time before
             for address in self._watched[number]:
                 if os.pread(pages, 8, address // _PAGE * 8)[7] >> 7:
@@ -457,11 +469,7 @@ class _Follower:
         self._ahead = max(self._ahead, begun + 1)
         if self._ahead == len(reads):
             return
-        there = sum(
-            read.resident
-            for number, read in enumerate(reads[: self._ahead])
-            if number > begun or self._is_there[number]
-        )
+        there = sum(reads[number].resident for number in (*self._there, *range(begun + 1, self._ahead)))
         while self._ahead < len(reads) and there + reads[self._ahead].resident <= self._schedule.nbytes:
             there += reads[self._ahead].resident
             span = reads[self._ahead].span
@@ -470,14 +478,18 @@ class _Follower:
             self._ahead += 1
 
     def _drop(self, pages: int, number: int) -> None:
-        self._is_there[number] = False
+        self._there.discard(number)
         for address, length in self._pieces[number]:
             _drop(pages, address, length)
         read = self._schedule.reads[number]
         if self._is_short:
             self._behind += [read.span]
             for span in self._behind:
-                os.posix_fadvise(self._files[span.file].descriptor, span.begin, span.length, os.POSIX_FADV_DONTNEED)
+                begin, end = span.begin, span.begin + span.length
+                if span.file == self._gone[0] and 0 <= begin - self._gone[2] < _FOLIO:
+                    begin = max(self._gone[1], begin - _FOLIO)
+                self._gone = span.file, begin, end
+                os.posix_fadvise(self._files[span.file].descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
             self._behind = self._behind[-_BEHIND:] if read.is_own else self._behind[:-1]
 
 
@@ -485,8 +497,8 @@ def _drop(pages: int, address: int, length: int) -> None:
     """Let go pages of a mapping, but where one was written to: those are no pages of the file any more."""
     if length <= 0:
         return
-    found = np.frombuffer(os.pread(pages, length // _PAGE * 8, address // _PAGE * 8), np.uint64)
-    if not ((found & _PRESENT != 0) & (found & _OF_FILE == 0)).any():
+    found = os.pread(pages, length // _PAGE * 8, address // _PAGE * 8)[7::8]
+    if len(found.translate(None, _WRITTEN)) == len(found):
         _advise(address, length, _DONTNEED)
 
 

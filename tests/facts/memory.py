@@ -197,6 +197,29 @@ def check_loading(device: Device) -> Iterator[Fact]:
     open_session(convolutions(1), device)  # what the first session of a process takes is not theirs
     yield _resident("weights given by add_external_initializers", device, _lent)
     yield _resident("weights in a file beside the model", device, _filed)
+    external, weights = External(driver(device)), np.arange(4096 * 4096, dtype=np.float32).reshape(4096, 4096)
+    session = open_session(_copied(weights), device, Wish(options=external.options()))
+    loaded = sum(external.asked)
+    yield judged(
+        "weights that nothing but MemcpyFromHost reads stay on the host: loading takes no byte of the device for them",
+        f"{loaded:,} bytes of {weights.nbytes:,}",
+        loaded == 0,
+    )
+    x, outputs = np.zeros((1, 4096), np.float32), {"y": np.zeros((1, 4096), np.float32), "c": np.zeros_like(weights)}
+    places = {name: place(device, like) for name, like in outputs.items()}
+    session.run_with_iobinding(bind(session, device, {"x": place(device, x)}, places))
+    driver(device).wait()
+    is_same = np.array_equal(driver(device).read(places["c"].address, weights), weights)
+    yield judged("a run copies them to where the copy is bound", f"the same bytes there: {is_same}", is_same)
+
+
+def _copied(weights: np.ndarray) -> onnx.ModelProto:
+    """The product, whose weight a node copies from the host."""
+    model = _one_product(weights)
+    model.graph.node[0].input[1] = "c"
+    model.graph.node.insert(0, helper.make_node("MemcpyFromHost", ["w"], ["c"], name="copy"))
+    model.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, [4096, 4096]))
+    return model
 
 
 def _resident(what: str, device: Device, make: Callable[[Path, Device], Any]) -> Fact:

@@ -1,12 +1,14 @@
 """`memonger.fit`: the largest size that fits a memory, and what is known of one more."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import memonger
 import models
@@ -16,8 +18,10 @@ from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
 from memonger.report.fit import fit_lines
 from memonger.schedule.solution import total_lower_bound
+from tests.support.networks import model_of
 from tests.support.open_models import block, layers
 from tests.support.planning_models import LOSS
+from tests.support.stock import normal
 
 EFFORT = 400
 
@@ -108,6 +112,57 @@ def test_what_the_inputs_decide_is_in_no_bound() -> None:
     assert total_lower_bound(seen, whole=False) == total_lower_bound(request, whole=False) <= total_lower_bound(request)
     outputs = sum(request.graph.sizes[value] for value in request.graph.outputs)
     assert total_lower_bound(request, whole=False) == request.base + outputs
+
+
+def _products() -> onnx.ModelProto:
+    """Eight products with a weight of 1.6 MiB each."""
+    nodes = [helper.make_node("MatMul", [f"v{n}", f"w{n}"], [f"v{n + 1}"]) for n in range(8)]
+    return model_of(nodes, {"v0": ["batch", 640]}, {"v8": ["batch", 640]}, **_weights(8, 640, 640))
+
+
+def _widening() -> onnx.ModelProto:
+    """Pairs of products, wide between them, around sums: what rows need is most of all between two weights."""
+    nodes, weights = [], {}
+    for n in range(3):
+        weights |= {f"u{n}": normal(n, 256, 2048) / np.float32(16), f"d{n}": normal(9 + n, 2048, 256) / np.float32(45)}
+        nodes.append(helper.make_node("MatMul", [f"v{n}", f"u{n}"], [f"p{n}"]))
+        nodes.append(helper.make_node("Relu", [f"p{n}"], [f"r{n}"]))
+        nodes.append(helper.make_node("MatMul", [f"r{n}", f"d{n}"], [f"q{n}"]))
+        nodes.append(helper.make_node("Add", [f"q{n}", f"v{n}"], [f"v{n + 1}"]))
+    return model_of(nodes, {"v0": ["batch", 256]}, {"v3": ["batch", 256]}, **weights)
+
+
+def _convolutions() -> onnx.ModelProto:
+    """Convolutions of 2.25 MiB of weights each, of images of 8 by 8."""
+    nodes = [helper.make_node("Conv", [f"v{n}", f"w{n}"], [f"v{n + 1}"], pads=[1] * 4) for n in range(4)]
+    image = ["batch", 256, 8, 8]
+    return model_of(nodes, {"v0": image}, {"v4": image}, **_weights(4, 256, 256, 3, 3))
+
+
+def _weights(count: int, *shape: int) -> dict[str, np.ndarray]:
+    return {f"w{n}": normal(n, *shape) / np.float32(np.prod(shape[1:]) ** 0.5) for n in range(count)}
+
+
+@pytest.mark.parametrize("chunks", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("network", "memory"), [(_products, "6MiB"), (_widening, "9MiB"), (_convolutions, "8MiB")]
+)  # fmt: skip
+def test_below_the_weights_it_is_what_planning_every_size_gives(
+    network: Callable[[], onnx.ModelProto], memory: str, chunks: str
+) -> None:
+    pytest.importorskip("onnxruntime")
+    source, options = network(), {"mode": "inference", "device": "cpu", "threads": 1, "chunks": chunks}
+    found = memonger.fit(source, memory, **options)
+    assert found.plan is not None
+    assert found.plan.window is not None
+    assert found.lower_bound_bytes <= found.plan.total_bytes <= found.memory < found.plan.parameter_bytes
+    assert memonger.search_plan(source, batch=found.size, budget=memory, **options).total_bytes <= found.memory
+    assert found.beyond.size == found.size + 1
+    assert found.beyond.lower_bound_bytes <= found.beyond.total_bytes
+    with pytest.raises(BudgetError) as refused:
+        memonger.search_plan(source, batch=found.size + 1, budget=memory, **options)
+    assert refused.value.smallest == found.beyond.total_bytes
+    assert (found.beyond.status == "proven") == (found.beyond.lower_bound_bytes > found.memory)
 
 
 def test_training_recomputes_for_a_larger_batch() -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from memonger.cli import compare
 from memonger.cli.commands import main
 from memonger.plan_file import KEY
 from memonger.runtime import disk, weight_reader
+from memonger.runtime.prepared import FileSpan, ReadSchedule, WeightRead
 from models.decoder import Sizes, decoder
-from tests.support.mapped_files import resident
+from tests.support.mapped_files import cached, resident
 from tests.support.networks import model_of, stock
 from tests.support.stock import normal, run_stock
 
@@ -373,6 +374,74 @@ def test_a_reader_that_fails_says_so_and_the_plan_runs_on(
         assert np.array_equal(session.run(FEED)[RESULT], expected)
         assert "Input/output error" in session.weight_readers[0].why_not
         assert np.array_equal(session.run(FEED)[RESULT], expected)
+
+
+SHORT, MANY = 192, 200
+
+
+@pytest.fixture(scope="module")
+def short_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of 200 products of one row, each of some 50 microseconds: between two looks many of them run."""
+    names = [f"w{n}" for n in range(MANY)]
+    nodes = [helper.make_node("MatMul", [f"v{n}", name], [f"v{n + 1}"]) for n, name in enumerate(names)]
+    weights = {name: normal(n, SHORT, SHORT) / np.float32(SHORT**0.5) for n, name in enumerate(names)}
+    model = model_of(nodes, {"v0": [1, SHORT]}, {f"v{MANY}": [1, SHORT]}, **weights)
+    path = tmp_path_factory.mktemp("short") / "planned.onnx"
+    memonger.search_plan(model, device="cpu", mode="inference", budget="4MiB").save(path)
+    return path
+
+
+def test_where_memory_is_short_what_is_done_with_leaves_the_cache(tmp_path: Path) -> None:
+    """The cache holds a file in pieces that weights share: one goes with the last of them."""
+    path, size, count = tmp_path / "weights.data", 36 * mmap.PAGESIZE, 100
+    path.write_bytes(bytes(range(256)) * (size * count // 256))
+    if disk.speed(str(path)) is None:
+        pytest.skip("the folder lies in memory, or gives no bytes past the cache")
+    spans = [FileSpan(0, n * size, size, ahead=True) for n in range(count)]
+    schedule = ReadSchedule(2 * size, (str(path),), tuple(WeightRead(n, n, span, size) for n, span in enumerate(spans)))
+    with closing(weight_reader._DataFile(str(path))) as file:
+        os.fsync(file.descriptor)
+        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while os.read(file.descriptor, MIB):
+            pass
+        follower = weight_reader._Follower(schedule, [file])
+        follower._is_short = True
+        whole = cached(str(path), 0, size * count)
+        assert whole >= size * count // 2
+        for number in range(count):
+            follower._drop(-1, number)
+        assert cached(str(path), 0, size * count) <= 2 * size
+
+
+def test_more_than_the_window_is_told_where_steps_outrun_the_reader(
+    short_steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that looks when all is over finds every weight there, as the system does; then it drops them."""
+    plan, before = memonger.Plan.load(short_steps), list[int]()
+    with memonger.Session(short_steps) as session:
+        (reader,) = session.weight_readers
+        follower = reader._follower
+        newest, drop = follower._newest, follower._drop
+
+        def late(pages: int, begun: int, among: int) -> int:
+            return newest(pages, begun, among) if follower._is_over.is_set() else begun
+
+        def noted(pages: int, number: int) -> None:
+            before.extend([] if before else [resident(short_steps)])
+            drop(pages, number)
+
+        session.run({"v0": normal(7, 1, SHORT)})
+        kept = resident(short_steps)
+        monkeypatch.setattr(follower, "_newest", late)
+        monkeypatch.setattr(follower, "_drop", noted)
+        session.run({"v0": normal(7, 1, SHORT)})
+        assert reader.last is not None
+        assert reader.last.most_bytes == plan.read_bytes > 5 * plan.window.nbytes
+        assert before[0] - kept == pytest.approx(plan.read_bytes, rel=0.05)
+        assert resident(short_steps) == pytest.approx(kept, abs=MIB // 4)
+        said = list(compare.reading_lines(plan, reader.last, "", None))
+        assert "Steps were faster than what drops weights behind them" in said[-1]
 
 
 def test_equal_weights_are_read_as_one_place_of_the_file(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """What of files is in this process's memory, by the system."""
 
+import ctypes
+import mmap
 import os
 from pathlib import Path
+
+import numpy as np
 
 import memonger
 
@@ -26,3 +30,17 @@ def _resident(end: str) -> int:
         elif counts and line.startswith("Rss:"):
             total += int(line.split()[1]) * 1024
     return total
+
+
+def cached(path: str, begin: int, length: int) -> int:
+    """Bytes of a file's pages among these that are in the system's cache, by ``mincore``."""
+    page = mmap.PAGESIZE
+    first = begin // page * page
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), begin + length - first, mmap.MAP_PRIVATE, offset=first) as it,
+    ):
+        address = np.frombuffer(it, np.uint8).ctypes.data
+        found = (ctypes.c_ubyte * -(-len(it) // page))()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(it)), found) == 0
+        return page * sum(one & 1 for one in found)

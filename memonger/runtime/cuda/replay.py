@@ -1,4 +1,4 @@
-"""Nodes whose CUDA kernels read memory of the host that is gone when a captured run is replayed.
+"""Nodes that copy from memory of the host, which no CUDA graph may: in most it is gone when a captured run is replayed.
 
 onnxruntime's kernels for them build arrays of addresses or sizes on the host, copy them to the device, and give the
 host's memory back at the run's end. A CUDA graph holds the copy, and would read there again. Which do was seen on a
@@ -23,6 +23,8 @@ def copies_from_host(nodes: Iterable[ir.Node]) -> ir.Node | None:
 
 
 def _copies(node: ir.Node) -> bool:
+    if node.op_type == "MemcpyFromHost":  # onnxruntime refuses to capture a model with one
+        return True
     if node.op_type in ("MatMul", "FusedMatMul"):
         return not _has_strides(node)
     if node.op_type == "Split":
