@@ -202,7 +202,6 @@ def in_small_writes(path: Path) -> Iterator[None]:
                 ended.set()
                 os.close(writer)
                 failed = written.exception()
-                os.close(reader)
                 path.unlink(missing_ok=True)
         if failed is not None:
             raise failed
@@ -217,21 +216,24 @@ def _pump(reader: int, path: Path, ended: threading.Event) -> int:
 
     After an error it is read all the same: who writes would wait for ever.
     """
-    piece, count, failed = memoryview(bytearray(2 * _PIECE)), 0, None
-    with path.open("wb", buffering=0) as target:
-        while True:
-            is_last = ended.is_set()  # what was written before is there
-            is_there = bool(select.select([reader], [], [], 0.0 if is_last else 0.05)[0])
-            length = os.readv(reader, [piece]) if is_there else 0
-            if is_last and not length:
-                break
-            count += length
-            left = piece[:length]
-            while left and failed is None:
-                try:
-                    left = left[target.write(left) :]
-                except OSError as error:
-                    failed = error
+    piece, count, failed, poll = memoryview(bytearray(2 * _PIECE)), 0, None, select.poll()
+    poll.register(reader, select.POLLIN)
+    try:
+        with path.open("wb", buffering=0) as target:
+            while True:
+                is_last = ended.is_set()  # what was written before is there
+                length = os.readv(reader, [piece]) if poll.poll(0 if is_last else 50) else 0
+                if is_last and not length:
+                    break
+                count += length
+                left = piece[:length]
+                while left and failed is None:
+                    try:
+                        left = left[target.write(left) :]
+                    except OSError as error:
+                        failed = error
+    finally:
+        os.close(reader)  # who still writes gets an error
     if failed is not None:
         raise failed
     return count
