@@ -252,7 +252,7 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
             budget=5001,
             effort=EFFORT,
         )
-    with pytest.raises(BudgetError, match="can work.$"):  # not where the weights alone are more: no batch fits
+    with pytest.raises(BudgetError, match=r"can work\.$"):  # not where the weights alone are more: no batch fits
         memonger.search_plan(model, batch=9, mode="inference", device="none", budget=900, effort=EFFORT)
 
 
