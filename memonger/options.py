@@ -57,7 +57,8 @@ class Options:
         budget: Bytes (of a fraction the whole part), or a text such as ``4GiB``: search the fastest plan whose total,
             arena with workspace, parameters and inputs, is no more. On the CPU it may be smaller than the parameters,
             and than the optimizer's state: some then stay in the plan's file, and of what is trained in one of the
-            session's (`memonger.Plan.resident_parameter_bytes`).
+            session's (`memonger.Plan.resident_parameter_bytes`). On a CUDA device weights then lie in the host's memory
+            (`memonger.Plan.host_weights`).
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.

@@ -14,13 +14,14 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule
 from memonger.graph.liveness import ALIGNMENT
 from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads
+from memonger.ir import training_roles
 from memonger.ir.model import Model
 from memonger.ir.save import MAPPED_LIMIT
 from memonger.lowering.lowered import Lowered
 from memonger.model import original_model
 from memonger.option_names import Mode, Strategy
 from memonger.options import Options
-from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time
+from memonger.plan import LIMIT_MARGIN, Plan, input_bytes, is_sized_at_run_time
 from memonger.plan_file import ChunkedBand
 from memonger.schedule import Request
 from memonger.schedule.decide import decide
@@ -186,8 +187,13 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     kept, hint = sum(not recomputed for recomputed in job.request.forced.values()), ""
     if kept:
         hint = f" {kept} nodes are kept because they are marked so (force_mirroring 'False', {option('keep')})."
+    weights = sum(read.nbytes for read in weight_reads(job.lowered.model))
+    if job.device.facts.is_portable and weights >= max(MAPPED_LIMIT, error.smallest // 2):
+        hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     dims = list(job.options.dims or ())
-    if job.source.batch is not None or dims:
+    roles = training_roles.read(job.lowered.model, job.source.name)
+    some_may_fit = error.budget > job.request.base - input_bytes(job.lowered.model, roles)
+    if some_may_fit and (job.source.batch is not None or dims):
         besides: dict[str, object] = {} if job.source.batch is not None else {"vary": dims[0]}
         size = besides.get("vary", "batch")
         if others := {name: value for name, value in (job.options.dims or {}).items() if name != size}:
@@ -196,9 +202,6 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
             besides["device"] = str(job.device)
         example = call("fit", job.source.name, memory=exactly(error.budget), **besides)
         hint += f" The largest {size} that fits: {example}"
-    weights = sum(read.nbytes for read in weight_reads(job.lowered.model))
-    if job.device.facts.is_portable and weights >= max(MAPPED_LIMIT, error.smallest // 2):
-        hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     bound = error.lower_bound
     if may_run_in_chunks(job):
         bound = min(bound, total_lower_bound(job.request, whole=False))

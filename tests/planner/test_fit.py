@@ -252,6 +252,8 @@ def test_the_error_of_a_budget_offers_it(model: Path) -> None:
             budget=5001,
             effort=EFFORT,
         )
+    with pytest.raises(BudgetError, match=r"can work\.$"):  # not where the weights alone are more: no batch fits
+        memonger.search_plan(model, batch=9, mode="inference", device="none", budget=900, effort=EFFORT)
 
 
 def test_a_strategy_that_takes_a_budget_has_the_memory() -> None:

@@ -17,7 +17,9 @@ from onnx import helper
 import memonger
 from memonger.cli.commands import main
 from memonger.graph.weight_window import COPY, Read, choose_copies, device_reads
+from memonger.ir.values import required_inputs, static_shape
 from memonger.runtime.cuda import driver
+from tests.models.test_models import small
 from tests.support.cuda import CUDA, needs_cuda
 from tests.support.networks import model_of
 from tests.support.stock import normal
@@ -75,6 +77,22 @@ def test_what_reads_a_copy_finds_the_weight_and_no_other(fewer: int, is_saved: b
         assert _in_use() - before <= plan.total_bytes + 64 * KIB
     assert not session.cuda_graph
     assert "(MemcpyFromHost) copies from the host's memory" in session.why_no_cuda_graph
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["resnet18", "unet", "mobilenet_v2"])
+def test_networks_run_in_the_planned_order_within_the_least_that_holds(name: str, tmp_path: Path) -> None:
+    whole = memonger.search_plan(small(name), **OPTIONS)
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(small(name), budget=1, **OPTIONS)
+    plan = memonger.search_plan(small(name), budget=refused.value.smallest, **OPTIONS)
+    assert plan.host_weights
+    assert refused.value.lower_bound <= plan.total_bytes <= refused.value.smallest < whole.total_bytes
+    plan.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:  # which compares the order of the first run
+        (given,) = required_inputs(plan.model.graph)
+        for _ in range(2):
+            session.run({given.name: np.zeros(static_shape(given), np.float32)})
 
 
 @needs_cuda
