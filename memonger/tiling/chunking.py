@@ -64,6 +64,10 @@ SMALL = 2 * MiB
 MOST_ELEMENTS = 1024
 """Of a larger batch no element is cut by itself: each is a range, with which all that is alive there is compared."""
 
+LITTLE = 1 / 128
+"""Where the values of a batch in single elements are less than this part of all, inputs and weights too, the rows of
+each element aren't looked at: no more could be saved."""
+
 ROUNDS = 4, 12
 """Searches, each without the nodes that gave other bits in the one before: in so many slices of rows or more; from the
 first of these numbers on in half as many or more."""
@@ -342,6 +346,8 @@ class ChunkSearch:
         element = batch.all_in_slices(batch.axes.size)
         copies = sum(one.end - one.begin for one in batch.ranges) * batch.axes.size
         if copies > self.most_copies or element.seconds > self._most or batch.axes.size > MOST_ELEMENTS:
+            return []
+        if element.needed < LITTLE * (self.base + element.needed):
             return []
         job = self.job.again(element.written)
         graph = job.lowered.model.graph

@@ -6,6 +6,7 @@ innermost) these are of a view of the same bytes: ``[batch * channels / block, h
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -495,7 +496,9 @@ class BandWriter:
                 name = f"{value.name}.chunk{rows[0]}_{rows[1]}"
                 return Piece(rows, self.writer.part(value, axis, begin, end, name))
             return self._cut(value, axis, Piece((0, self.size), value), rows)
-        there = [p for p in self.pieces[value] if p.rows[0] < rows[1] and rows[0] < p.rows[1]]
+        pieces = self.pieces[value]
+        first = bisect_right(pieces, rows[0], key=lambda piece: piece.rows[1])
+        there = pieces[first : bisect_left(pieces, rows[1], first, key=lambda piece: piece.rows[0])]
         parts = [self._cut(value, axis, p, (max(p.rows[0], rows[0]), min(p.rows[1], rows[1]))) for p in there]
         piece = parts[0] if len(parts) == 1 else self._joined(value, parts)
         assert piece.rows == rows, (value.name, piece.rows, rows)

@@ -25,7 +25,7 @@ from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
 from memonger.tiling import chunk_times, chunking, stages
 from memonger.tiling.axes import axes_of
-from memonger.tiling.candidates import Candidate, InSlices
+from memonger.tiling.candidates import Candidate, InSlices, ToSlice
 from memonger.tiling.slice_check import SeenAlone
 from memonger.tiling.stages import ranges_in_order, slice_levels
 from tests.support import networks
@@ -494,3 +494,19 @@ def test_elements_of_a_huge_batch_are_not_cut_one_by_one(monkeypatch: pytest.Mon
         memonger.search_plan(model, mode="inference", batch=batch, budget=batch * 16 * 4 + 64)
     assert counts
     assert max(counts) < batch
+
+
+@pytest.mark.parametrize(("rows", "is_looked_at"), [(2, False), (4096, True)])
+def test_rows_of_single_elements_are_looked_at_where_they_could_save_something(
+    rows: int, is_looked_at: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a weight of 1 MiB, which no slice makes less."""
+    looked_at, again = list[object](), ToSlice.again
+    monkeypatch.setattr(ToSlice, "again", lambda job, outer: looked_at.append(outer) or again(job, outer))
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["b"])]
+    nodes += [helper.make_node("Gather", ["table", "b8"], ["c"]), helper.make_node("ReduceSum", ["c", "last"], ["y"])]
+    nodes.insert(2, helper.make_node("Cast", ["b"], ["b8"], to=onnx.TensorProto.INT32))
+    table = np.zeros((1024, 256), np.float32)
+    model = networks.model_of(nodes, {"x": [64, rows]}, {"y": [64, rows, 1]}, table=table, last=np.array([2]))
+    memonger.search_plan(model, mode="inference", device="none", budget=table.nbytes + 64 * rows * 9 + 8000)
+    assert bool(looked_at) == is_looked_at
