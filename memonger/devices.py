@@ -74,7 +74,7 @@ class Provider:
         name: onnxruntime's name of the execution provider.
         is_host: Whether it computes in the process's own memory, while the caller waits: arrays are read where they
             lie, and the profiler's times are those of kernels, not of launches.
-        is_portable: Whether no runtime is meant: such plans run on any machine.
+        is_portable: Whether no runtime is meant: such plans run on any machine, and are made as for the host.
         is_numbered: Whether a machine may have several.
         has_graphs: Whether runs can be captured as CUDA graphs.
         has_settings: Whether `Cuda` says how it is set up.

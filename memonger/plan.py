@@ -257,8 +257,7 @@ class Plan(BasePlan, Header):
     def host_weights(self) -> Mapping[str, int]:
         """The weights of a plan for a CUDA device that lie in the host's memory: a node copies each to the arena right
         before the steps that read it. Their bytes."""
-        device = parse_device(self.device)
-        return {} if device.is_host or device.facts.is_portable else on_host(self.model)
+        return {} if parse_device(self.device).is_host else on_host(self.model)
 
     @property
     def written_bytes(self) -> int:
@@ -369,7 +368,7 @@ class Plan(BasePlan, Header):
         that isn't the host.
         """
         facts = parse_device(self.device)
-        if not (facts.is_host or facts.facts.is_portable):
+        if not facts.is_host:
             return None
         return session_memory.session_bytes(self.model, self.mode == "training", self.ranges)
 
@@ -752,7 +751,7 @@ def parameter_sizes(model: ir.Model, training: Training | None, device: Device) 
     persistent = set(training.persistent) if training else set()
     tensors = ((name, value.const_value) for name, value in model.graph.initializers.items())
     constants = {name: tensor.nbytes for name, tensor in tensors if tensor is not None}
-    if device.is_host or device.facts.is_portable:
+    if device.is_host:
         constants |= {name: constants[name] + size for name, size in second_copies(model).items()}
     stateful = (value for value in required_inputs(model.graph) if value.name in persistent)
     return constants | {str(value.name): nbytes(value) or 0 for value in stateful}

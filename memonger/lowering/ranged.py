@@ -63,6 +63,9 @@ def run(
                 name: np.resize(feed, own[name]) if isinstance(feed, np.ndarray) and name in own else feed
                 for name, feed in inputs.items()
             }  # fmt: skip
+        put_back()
+
+    def put_back() -> None:
         for value, shape in zip(model.graph.inputs, symbolic, strict=True):
             value.shape = shape
 
@@ -77,8 +80,7 @@ def run(
             f"{_that_run(model, ranges)}"
         ) from error
     finally:
-        for value, shape in zip(model.graph.inputs, symbolic, strict=True):
-            value.shape = shape
+        put_back()
     orders = frozenset[tuple[str, ...]]().union(*(one.orders for one in runs))
     foreign = frozenset[str]().union(*(one.foreign for one in runs))
     return dataclasses.replace(runs[0], orders=orders, foreign=foreign), runs

@@ -236,7 +236,7 @@ def with_window(job: Job, *, any_order: bool = False) -> Job | None:
         any_order: Whether a training step has room for its two largest, whichever come next to each other.
     """
     model, request = job.lowered.model, job.request
-    if not (job.device.is_host or job.device.facts.is_portable):
+    if not job.device.is_host:
         copied = _copied_reads(job)
         return _copied(job, copied) if copied and not job.options.buckets else None
     tensors = (value.const_value for value in model.graph.initializers.values())

@@ -300,7 +300,7 @@ def _limited(plan: Plan, device: Device) -> Plan:
             "the budget holds for inputs like those that were measured, which took "
             f"{format_size(by_itself)} for what they decide and for workspace."
         )
-    if not (device.is_host or device.facts.is_portable):
+    if not device.is_host:
         said = f"{measured} On {device} nothing holds a run that needs more to it."
         return dataclasses.replace(plan, notes=(*plan.notes, said))
     said = f"{measured} A run that needs more than {format_size(limit)} for it and for workspace ends in an error."

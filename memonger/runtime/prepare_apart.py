@@ -138,7 +138,7 @@ def _paths(source: Source, wanted: SessionRequest) -> list[str | Path] | None:
         return None  # shapes are computed as they come, by rules that take onnx
     with suppress(PlanError):  # what is no device is said where it is used
         device = parse_device(wanted.device or next((one.get("device") for one in plans), None) or "cpu")
-        if not (device.is_host or device.facts.is_portable):
+        if not device.is_host:
             return None  # what checks it would set it up in the child as well
     return paths
 

@@ -129,14 +129,18 @@ class WeightReader:
         """Why the window isn't held here; empty where it is, and where there is none."""
         return self._follower.why_not if self._follows else ""
 
+    @property
+    def _holds(self) -> bool:
+        """Whether there is a window, which is held."""
+        return self._follows and not self.why_not
+
     @contextmanager
     def loading(self) -> Iterator[None]:
         """While sessions are made: what they have read is dropped where it is more than the window."""
-        is_held = self._follows and not self.why_not
-        before = frozenset(_maps(self._files)) if is_held else frozenset()
+        before = frozenset(_maps(self._files)) if self._holds else frozenset()
         with self._at("load"):
             yield
-        if is_held and not self.why_not:
+        if self._holds:
             self._follower.find(before)
 
     @contextmanager
@@ -166,7 +170,7 @@ class WeightReader:
 
     @contextmanager
     def _at(self, work: str) -> Iterator[None]:
-        if self.why_not or not self._follows:
+        if not self._holds:
             yield
             return
         self._follower.begin(work)
