@@ -29,7 +29,7 @@ from memonger.torch import operators
 aten = torch.ops.aten
 
 _MOST_SOURCES = 8
-"""Storages that one reads: the compiler stores what reads more (8 of them on a GPU, 12 on a CPU)."""
+"""Storages that one reads: the compiler stores what reads more (see `OPTIONS`: of itself it allows 12 on a CPU)."""
 
 _MOST_OPERATORS = 30
 """Operators in one reader: the compiler stores what more compute."""
@@ -45,6 +45,9 @@ _FILL = (_DRAW, "aten.full", "aten.arange", "aten.scalar_tensor", "prims.iota")
 
 _INDEXED = ("aten.gather",)
 """Operators that read elements at an index, and compute what they read there."""
+
+_PLACED = ("aten.slice_scatter", "aten.select_scatter", "aten.constant_pad_nd")
+"""Operators without a tag that put what they read among other elements: each element of the result is one of these."""
 
 _LAID_OUT = ("aten.convolution", "aten.convolution_backward")
 """Operators whose results may lie otherwise than they were traced: that something is written over them isn't sure."""
@@ -173,7 +176,7 @@ def _is_by_element(node: fx.Node) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and not target._schema.is_mutable
-        and (torch.Tag.pointwise in target.tags or _name(node) in _FILL)
+        and (torch.Tag.pointwise in target.tags or _name(node) in (*_FILL, *_PLACED))
     )
 
 
@@ -279,8 +282,8 @@ class InOrder(CustomSchedulerPass):
 
 
 OPTIONS = {
-    "_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "layout_optimization": False,
-    "allow_buffer_reuse": False,
+    "_pre_fusion_custom_pass": InOrder(), "realize_reads_threshold": 0, "realize_acc_reads_threshold": _MOST_SOURCES,
+    "layout_optimization": False, "allow_buffer_reuse": False,
 }  # fmt: skip
 """What the compiler is given. With its ``layout_optimization`` it copies the weights of convolutions into another
 layout in the forward pass and keeps these copies for the backward pass, which no partition function is asked about.

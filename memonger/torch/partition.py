@@ -38,6 +38,9 @@ _STATISTICS = 3
 _Run: TypeAlias = tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]
 """A node of the joint graph, and the values that it reads and writes."""
 
+_Stored: TypeAlias = tuple[fx.Node, Mapping[int, int], Mapping[int, int]]
+"""A node of the joint graph, and the storages that it reads and makes, with their bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class JointStep:
@@ -98,11 +101,12 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
         return tuple(number[storage] for storage in storages if storage in number)
 
     early = {one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)}
-    behind = _behind(joint, {*outputs, *early})
+    backward = _behind(joint, {*outputs, *early})
+    behind = set(backward)
     kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {}, {})
     written = set(given) | set(_storages_of(tangents)) | set(kernels.inner)
-    passes: tuple[list[tuple[fx.Node, Mapping[int, int], Mapping[int, int]]], ...] = [], []
-    for node in joint.nodes:
+    passes: tuple[list[_Stored], ...] = [], []
+    for node in (*(node for node in joint.nodes if node not in behind), *backward):
         if node.op != "call_function":
             continue
         operators.check_sizes(node.target, _given_to(node)[0], node.meta.get("val"))
@@ -112,12 +116,13 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
             given_to = _storages_of(node.all_input_nodes).items()
             sources = {key: size for one, own in given_to for key, size in kernels.inner.get(one, {one: own}).items()}
             passes[node in behind].append((node, sources, new))
+    own = _storages_of(gradients)
     steps: list[_Run] = []
     steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
     seen, read = set(number.values()), values(_storages_of(outputs))
     old = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
     steps.append((None, (*read, *old), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
-    steps += [(node, values(read), values(new)) for node, read, new in passes[1]]
+    steps += [(node, values(read), values(new)) for node, read, new in _large_last(passes[1], given, own)]
     steps, states = _with_states(steps, sizes)
     turn = next(number for number, (node, _, _) in enumerate(steps) if node is None and number not in states)
     computed = {value for _, _, new in steps for value in new}
@@ -156,7 +161,6 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
         if node is None or operators.runs_once(node.target) or _reads_old(node, changed)
         or (_draws(node) and number not in again) or node in kernels.drawn
     )  # fmt: skip
-    own = _storages_of(gradients)
     there = sum(given.values()) + sum(_storages_of(news).values())  # autograd holds new contents to the end
     return JointStep(
         joint, graph, tuple(node for node, _, _ in steps), states, once, there,
@@ -164,8 +168,29 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
     )  # fmt: skip
 
 
-def _behind(joint: fx.Graph, early: Collection[fx.Node]) -> set[fx.Node]:
-    """Nodes of the backward pass: what depends on gradients of outputs, and what nothing of the forward pass reads.
+def _large_last(runs: Sequence[_Stored], given: Collection[int], results: Collection[int]) -> list[_Stored]:
+    """Runs of the backward pass in order, but for those last that make nothing but results, if these take more than
+    what is kept for them meanwhile: gradients of large weights that few samples went through.
+
+    Args:
+        runs: In the order in which they were traced.
+        given: Storages that are there in any case.
+        results: Storages that the pass returns.
+    """
+    reads = Counter(storage for _, read, _ in runs for storage in read)
+    kept, last = set(given), set[fx.Node]()
+    for node, read, new in runs:
+        waits = {storage: size for storage, size in read.items() if storage not in kept}
+        is_alone = all(one in results and not reads[one] for one in new) and not operators.runs_once(node.target)
+        if is_alone and sum(waits.values()) < sum(new.values()):
+            kept |= waits.keys()
+            last.add(node)
+    return sorted(runs, key=lambda run: run[0] in last)
+
+
+def _behind(joint: fx.Graph, early: Collection[fx.Node]) -> list[fx.Node]:
+    """Nodes of the backward pass, in order: what depends on gradients of outputs, and what nothing of the forward pass
+    reads. This runs right before the first that reads it: as it was traced it may come long before.
 
     Args:
         joint: As AOTAutograd traced it.
@@ -175,11 +200,11 @@ def _behind(joint: fx.Graph, early: Collection[fx.Node]) -> set[fx.Node]:
     for node in joint.nodes:
         if not late.isdisjoint(node.all_input_nodes):
             late.add(node)
-    found = set(late)
+    turns = {node: (turn, 1) for turn, node in enumerate(joint.nodes) if node in late}
     for node in reversed(joint.nodes):
-        if node not in late and node not in early and node.op == "call_function" and found.issuperset(node.users):
-            found.add(node)
-    return found
+        if node.op == "call_function" and node not in turns and node not in early and turns.keys() >= node.users.keys():
+            turns[node] = min(turns[user] for user in node.users)[0], 0
+    return sorted((node for node in joint.nodes if node in turns), key=turns.__getitem__)
 
 
 def _with_states(steps: Sequence[_Run], sizes: list[int]) -> tuple[list[_Run], dict[int, int]]:
