@@ -67,12 +67,14 @@ class Fused:
             and read element by element at the place that is written.
         sums: Sums that a library computes together with a product, and the products, which have no kernels of their
             own.
+        copies: Bytes of operands that a convolution is given as copies in the layout of its result.
     """
 
     inner: Mapping[int, Mapping[int, int]]
     drawn: Collection[fx.Node]
     over: Mapping[fx.Node, Collection[int]]
     sums: Mapping[fx.Node, fx.Node]
+    copies: Mapping[fx.Node, int]
 
     def is_library(self, node: fx.Node | None) -> bool:
         """Whether a node is a library's kernel, as products and convolutions are, or stands for no operator at all."""
@@ -132,8 +134,35 @@ def fused(joint: fx.Graph, results: Collection[int], behind: Collection[fx.Node]
         else:
             over_of[storage] = {storage}
     return Fused(
-        found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}, over, sums
-    )
+        found, {one for one in joint.nodes if _name(one) == _DRAW or not drawn.isdisjoint(_read(one))}, over, sums,
+        {node: _copied(node, behind) for node in joint.nodes if _name(node) in _LAID_OUT},
+    )  # fmt: skip
+
+
+def _copied(node: fx.Node, behind: Collection[fx.Node]) -> int:
+    """Bytes of a convolution's operands that lie otherwise than its result, and aren't written for it.
+
+    (Read in torch/_inductor/kernel/conv.py, of PyTorch 2.13.)
+    """
+    if _name(node) == "aten.convolution":
+        pairs = [(node.args[0], node.meta["val"]), (node.args[1], node.meta["val"])]
+    else:
+        (gradient, x, weight), (of_x, of_weight, _) = node.args[:3], node.meta["val"]
+        pairs = [(x, of_weight), (gradient, of_weight), (gradient, of_x), (weight, of_x)]
+    found = {
+        one: one.meta["val"].numel() * one.meta["val"].element_size()
+        for one, result in pairs
+        if isinstance(one, fx.Node) and isinstance(result, torch.Tensor) and not _is_ordered(one.meta["val"], result)
+        and not (_is_by_element(one) and (one in behind) == (node in behind))
+    }  # fmt: skip
+    return operators.expected(sum(found.values()))
+
+
+def _is_ordered(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether strides come in the same order, those of dimensions of size 1 apart."""
+    dims = sorted(range(like.ndim), key=lambda dim: (like.stride(dim), -dim))
+    strides = [tensor.stride(dim) for dim in dims if tensor.shape[dim] != 1]
+    return strides == sorted(strides)
 
 
 def _lies_as(one: fx.Node, node: fx.Node) -> bool:
@@ -240,7 +269,8 @@ def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | 
         times = Counter(value for run in kernel for value in ordered.reads[run])
         inplace += [[pair for pair in ordered.inplace[run] if times[pair[0]] == 1] for run in kernel]
     buffers = assign_storage(ordered.with_aliases(inplace=inplace)).buffers
-    return int(live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule)).max())
+    live = live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule))
+    return int((live + ordered.workspace).max())
 
 
 class InOrder(CustomSchedulerPass):

@@ -35,6 +35,10 @@ _STATISTICS = 3
 """Outputs of a batch normalization from which on they are new running statistics."""
 
 
+_MOST_COPIES = 256
+"""Of what isn't stored each reader has a copy of its own, for the compiler would store what two of them read, up to so
+many copies for one node."""
+
 _Run: TypeAlias = tuple[fx.Node | None, tuple[int, ...], tuple[int, ...]]
 """A node of the joint graph, and the values that it reads and writes."""
 
@@ -103,7 +107,7 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
     early = {one for one in joint.nodes if _reads_old(one, changed) or operators.runs_once(one.target) or _draws(one)}
     backward = _behind(joint, {*outputs, *early})
     behind = set(backward)
-    kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {}, {})
+    kernels = fused(joint, _storages_of([*outputs, *gradients]), behind, early) if fuses else Fused({}, (), {}, {}, {})
     written = set(given) | set(_storages_of(tangents)) | set(kernels.inner)
     passes: tuple[list[_Stored], ...] = [], []
     for node in (*(node for node in joint.nodes if node not in behind), *backward):
@@ -144,7 +148,7 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
             0.0 if node is None else _cost(node) + (_cost(kernels.sums[node]) if node in kernels.sums else 0.0)
             for node, _, _ in steps
         ),
-        workspace=(0,) * len(steps),
+        workspace=tuple(kernels.copies.get(node, 0) if node else 0 for node, _, _ in steps),
     )
     over = [
         [number[one] for one in kernels.over.get(node, ()) if one in number] if node else [] for node, _, _ in steps
@@ -290,7 +294,8 @@ class _Rewriter:
         self._before = set[fx.Node]()  # what the forward pass runs
         self._saved = dict[fx.Node, None]()
         self._states = dict[fx.Node, fx.Node]()  # of generators, before nodes draw
-        self._is_behind, self._fuses = False, step.fuses
+        self._is_behind, self._fuses, self._kernels = False, step.fuses, step.kernels
+        self._copies = 0  # made for what is written now
 
     def run(self, node: fx.Node, keeps_state: bool, is_late_sum: bool = False) -> None:
         """Write one more run of a node, and take its outputs apart at once.
@@ -302,6 +307,7 @@ class _Rewriter:
         """
         if self._fuses:
             self._views.clear()
+            self._copies = 0
         items = [user for user in node.users if user.target is operator.getitem]
         if self._is_behind and _is_batch_norm(node):
             items = [item for item in items if item.args[1] in range(_STATISTICS)]
@@ -380,14 +386,17 @@ class _Rewriter:
         return made
 
     def _at(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        """The copy of a node that is read now; of a view one of what it views now."""
+        """The copy of a node that is read now; of a view one of what it views now, and so of what isn't stored."""
         known = self._fixed.get(node) or copies.get(node)
         if known is not None:
             return known
         sources = {one: self._at(one, copies) for one in node.all_input_nodes}
         viewed = tuple(sources.values())
-        if node not in self._views or self._views[node][0] != viewed:
-            self._views[node] = viewed, self._copy(node, sources)
+        is_apart = self._fuses and self._copies < _MOST_COPIES
+        if is_apart or node not in self._views or self._views[node][0] != viewed:
+            self._copies += 1
+            is_late_sum = self._fuses and self._kernels.adds_late(node, None)
+            self._views[node] = viewed, self._difference(node, *viewed) if is_late_sum else self._copy(node, sources)
         return self._views[node][1]
 
 

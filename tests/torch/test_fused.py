@@ -128,3 +128,75 @@ def test_what_is_fused_takes_nothing() -> None:
     assert found.plans[0].nodes < alone.plans[0].nodes
     values = 64 * 32 * 4
     assert found.plans[0].peak_bytes <= alone.plans[0].peak_bytes - values
+
+
+class Patches(nn.Module):
+    """Patches of images whose channels lie last: the convolution is given a copy of its weight that lies likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(64, 512, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cut(x.permute(0, 3, 1, 2) * 2).square().sum()
+
+
+class Dense(nn.Module):
+    """Sums of nine gradients that something later reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64 * number, 64, bias=False) for number in range(1, 12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [x]
+        for layer in self.layers:
+            found.append(layer(torch.cat(found, 1).tanh()))
+        return torch.cat(found, 1).square().sum()
+
+
+class Halves(nn.Linear):
+    """Gradients of slices, put among zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        half = len(y) // 2
+        return (super().forward(y[:half]).tanh() * super().forward(y[half:]).tanh()).sum()
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"), [(Patches(), (2, 4, 4, 64)), (Dense(), (256, 64)), (Halves(256, 256), (512, 256))]
+)
+def test_nothing_is_allocated_beyond_the_plan(module: nn.Module, shape: tuple[int, ...]) -> None:
+    partition = memonger.torch.partitioner(None)
+    found = measured(module, torch.randn(shape), partition)
+    (plan,) = partition.plans
+    assert 0.9 * plan.peak_bytes <= found <= plan.peak_bytes + 64
+
+
+class Pooled(nn.Module):
+    """Many rows, of which a few go through large weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.last = nn.Linear(64, 64), nn.Linear(64, 8192), nn.Linear(8192, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = self.first(x).tanh().unflatten(0, (4, -1)).mean(1)
+        return self.last(self.wide(pooled).tanh()).square().sum()
+
+
+def test_gradients_of_large_weights_are_the_last_where_few_samples_went_through_them() -> None:
+    module, x, peaks = Pooled(), torch.randn(16384, 64), list[int]()
+    for partition in (memonger.torch.partitioner(None), memonger.torch.backend(None)):
+        if isinstance(partition, memonger.torch.Partitioner):
+            peaks.append(measured(module, x, partition))
+        else:
+            torch.compiler.reset()
+            step(torch.compile(module, backend=partition, fullgraph=True), module, (x,))
+        (plan,) = partition.plans
+        rows, large = 16384 * 64 * 4, 2 * 8192 * 64 * 4
+        assert plan.gradient_bytes > large
+        assert plan.peak_bytes < plan.given_bytes + max(3 * rows, plan.gradient_bytes) + large // 4
+        peaks.append(plan.peak_bytes)
+    assert peaks[0] <= peaks[1] + 64
