@@ -269,8 +269,7 @@ def held_bytes(graph: Graph, schedule: Sequence[int], nodes: Sequence[fx.Node | 
         times = Counter(value for run in kernel for value in ordered.reads[run])
         inplace += [[pair for pair in ordered.inplace[run] if times[pair[0]] == 1] for run in kernel]
     buffers = assign_storage(ordered.with_aliases(inplace=inplace)).buffers
-    live = live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule))
-    return int((live + ordered.workspace).max())
+    return int(live_bytes([replace(one, stop=ends[one.stop - 1]) for one in buffers], len(schedule)).max())
 
 
 class InOrder(CustomSchedulerPass):

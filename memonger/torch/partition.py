@@ -120,13 +120,22 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
             given_to = _storages_of(node.all_input_nodes).items()
             sources = {key: size for one, own in given_to for key, size in kernels.inner.get(one, {one: own}).items()}
             passes[node in behind].append((node, sources, new))
+
+    def run_of(node: fx.Node, read: Mapping[int, int], new: Mapping[int, int]) -> _Run:
+        """The run of a node, which makes what it copies for itself alone, too."""
+        copied, made = kernels.copies.get(node, 0), values(new)
+        if copied:
+            made += (len(sizes),)
+            sizes.append(copied)
+        return node, values(read), made
+
     own = _storages_of(gradients)
     steps: list[_Run] = []
-    steps += [(node, values(read), values(new)) for node, read, new in passes[0]]
+    steps += [run_of(*each) for each in passes[0]]
     seen, read = set(number.values()), values(_storages_of(outputs))
     old = [v for one, _, new in passes[0] if _reads_old(one, changed) for v in values(new)]
     steps.append((None, (*read, *old), tuple(v for v in values(_storages_of(tangents)) if v not in seen)))
-    steps += [(node, values(read), values(new)) for node, read, new in _large_last(passes[1], given, own)]
+    steps += [run_of(*each) for each in _large_last(passes[1], given, own)]
     steps, states = _with_states(steps, sizes)
     turn = next(number for number, (node, _, _) in enumerate(steps) if node is None and number not in states)
     computed = {value for _, _, new in steps for value in new}
@@ -148,7 +157,7 @@ def step_of(joint: fx.Graph, returned: int, fuses: bool = False) -> JointStep:
             0.0 if node is None else _cost(node) + (_cost(kernels.sums[node]) if node in kernels.sums else 0.0)
             for node, _, _ in steps
         ),
-        workspace=tuple(kernels.copies.get(node, 0) if node else 0 for node, _, _ in steps),
+        workspace=(0,) * len(steps),
     )
     over = [
         [number[one] for one in kernels.over.get(node, ()) if one in number] if node else [] for node, _, _ in steps
