@@ -1,5 +1,6 @@
 """Weights that stay in a plan's file: what is in memory of them, by the system's own account, and the same bits."""
 
+import ctypes
 import json
 import mmap
 import os
@@ -23,7 +24,7 @@ import memonger
 from memonger.cli import compare
 from memonger.cli.commands import main
 from memonger.plan_file import KEY
-from memonger.runtime import disk, weight_reader
+from memonger.runtime import disk, process_memory, weight_reader
 from memonger.runtime.prepared import FileSpan, ReadSchedule, WeightRead
 from models.decoder import Sizes, decoder
 from tests.support.mapped_files import cached, resident
@@ -444,6 +445,32 @@ def test_more_than_the_window_is_told_where_steps_outrun_the_reader(
         assert "Steps were faster than what drops weights behind them" in said[-1]
 
 
+def test_a_weight_that_is_read_several_times_is_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a reader finds begun that looks too seldom, it says no more of it than there is."""
+    nodes, weights = [], {"shared": normal(1, WIDTH, WIDTH)}
+    for layer in range(LAYERS):
+        weight = "shared" if layer % 2 else f"w{layer}"
+        weights[weight] = normal(layer, WIDTH, WIDTH) / np.float32(WIDTH)
+        nodes.append(helper.make_node("MatMul", [f"v{layer}", weight], [f"v{layer + 1}"], name=f"product{layer}"))
+    model = model_of(nodes, {"v0": [4, WIDTH]}, {RESULT: [4, WIDTH]}, **weights)
+    with pytest.raises(memonger.BudgetError) as error:
+        memonger.search_plan(model, device="cpu", mode="inference", budget="1MiB")
+    plan = memonger.search_plan(model, device="cpu", mode="inference", budget=error.value.smallest)
+    assert "shared" in plan.window.weights
+    assert plan.read_bytes > plan.parameter_bytes
+    plan.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        (reader,) = session.weight_readers
+        newest = reader._follower._newest
+        monkeypatch.setattr(
+            reader._follower,
+            "_newest",
+            lambda pages, begun, among: newest(pages, begun, among) if reader._follower._is_over.is_set() else begun,
+        )
+        session.run({"v0": normal(3, 4, WIDTH)})
+        assert plan.parameter_bytes - 4096 < reader.last.most_bytes <= plan.parameter_bytes
+
+
 def test_equal_weights_are_read_as_one_place_of_the_file(tmp_path: Path) -> None:
     model = _model()
     for tensor in model.graph.initializer[2:]:
@@ -537,6 +564,36 @@ def test_packed_copies_are_let_go_while_a_session_is_made(tmp_path: Path) -> Non
             assert total == [0, 0, 0]
         assert copy[255] == 255
         assert resident(original) == resident(earlier) == size
+
+
+@pytest.mark.skipif(not hasattr(process_memory.libc(), "malloc_trim"), reason="the C library isn't glibc")
+def test_what_kernels_packed_into_is_given_back_while_a_session_is_made(tmp_path: Path) -> None:
+    """Blocks with others between them, which are too small for what comes next: the C library keeps them when free."""
+    path, libc, size = tmp_path / "weights.data", ctypes.CDLL(None), 5 * MIB
+    path.write_bytes(bytes(4096))
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+
+    def filled(count: int) -> int:
+        block = libc.malloc(count)
+        ctypes.memset(block, 1, count)
+        return int(block)
+
+    libc.free(libc.malloc(30 * MIB))  # from now on blocks of less come from one region
+    before = process_memory.resident().now
+    with weight_reader.dropping({str(path): [(0, 4096)]}):
+        blocks, between = zip(*((filled(size), filled(4096)) for _ in range(8)), strict=True)
+        for block in blocks:
+            libc.free(block)
+        time.sleep(0.05)
+        last = filled(2 * size)
+        time.sleep(0.2)
+        assert process_memory.resident().now - before < 3 * size
+    for block in (*between, last):
+        libc.free(block)
 
 
 @pytest.mark.parametrize("copies", [{}, {"/nowhere/weights.data": [(0, 4096)]}])
