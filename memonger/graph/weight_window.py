@@ -39,7 +39,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
 from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
-from memonger.ir.tensors import UNSIZED, sizes_of_parts
+from memonger.ir.tensors import UNSIZED, inner_tensors, sizes_of_parts
 from memonger.ir.values import dense, nbytes, static_shape
 from memonger.units import KiB, format_size
 
@@ -279,19 +279,32 @@ def _made(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:
     ]
 
 
-def why_kept(model: ir.Model) -> str:
-    """A sentence on weights that can't stay in the file, as kernels pack them for themselves; empty where none do."""
-    packers = {value: packer_of(value) for value in model.graph.initializers.values()}
-    found = [(value, node) for value, node in packers.items() if node is not None and nbytes(value)]
-    if not found:
-        return ""
-    total = sum(nbytes(value) or 0 for value, _ in found)
-    value, node = max(found, key=lambda one: nbytes(one[0]) or 0)
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (
-        f" {format_size(total)} of its weights can't stay in a plan's file, as kernels pack them into memory of their "
-        f"own when a session is made: '{value.name}' ({operator_name(node)}){others}."
-    )
+def why_kept(model: ir.Model, least: int) -> str:
+    """Sentences on weights that can't stay in the file, a reason each where that is true of ``least`` bytes of them."""
+    steps, packed, in_bodies, small = set(model.graph), dict[str, int](), dict[str, int](), dict[str, int]()
+    for value in model.graph.initializers.values():
+        size, packer = nbytes(value) or 0, packer_of(value)
+        if packer is not None:
+            packed[f"'{value.name}' ({operator_name(packer)})"] = size
+        elif any(node not in steps for node in value.consumers()):
+            in_bodies[f"'{value.name}'"] = size
+        elif size < SMALLEST:
+            small[f"'{value.name}'"] = size
+    in_bodies |= {f"'{one.name}'": one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING}
+    reasons = {
+        "kernels pack them into memory of their own when a session is made": packed,
+        "bodies (If, Loop, Scan) read them": in_bodies,
+        f"they are below {format_size(SMALLEST)} each": small,
+    }
+    said = ""
+    for reason, sizes in reasons.items():
+        if sizes and sum(sizes.values()) >= least:
+            others = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+            which = f"{max(sizes, key=lambda name: sizes[name])}{others}"
+            said += (
+                f" {format_size(sum(sizes.values()))} of its weights can't stay in a plan's file, as {reason}: {which}."
+            )
+    return said
 
 
 def in_order(reads: Iterable[Read]) -> list[tuple[int, int, Read]]:

@@ -23,6 +23,9 @@ from memonger.schedule.solution import total_bytes
 SPARE = 0, 1 / 32, 1 / 8
 """Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
 
+TOLD = 10
+"""Part of a budget from which a refusal says of weights why they can't stay in a file."""
+
 WINDOWS = 3
 """Searches with a part of the weights in a file, each for as many bytes fewer as the window of the one before grew."""
 
@@ -62,7 +65,7 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
         return found[0], dataclasses.replace(found[1], budget=budget)
     hint = next((error.hint for error in refusals if error.hint), "")
     if job.mode == "inference" and packs_here(job.lowered.stamp):
-        hint += why_kept(job.lowered.model)
+        hint += why_kept(job.lowered.model, max(1, budget // TOLD))
     raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
 
 

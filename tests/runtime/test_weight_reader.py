@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import memonger
 from memonger.cli import compare
@@ -144,6 +144,66 @@ def test_the_smallest_budget_that_is_named_works() -> None:
     assert refused.value.lower_bound <= smallest - WIDTH * 512 * 4  # two weights follow each other in this order
     plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=smallest)
     assert plan.total_bytes <= smallest
+
+
+def _looped() -> onnx.ModelProto:
+    """Products of 1.6 MiB, two of them in a Loop: with a weight of its body, and with one of the model that no other
+    product reads; and sums with many small weights."""
+    kind, shape = onnx.TensorProto.FLOAT, [4, WIDTH]
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["s", "inner"], ["s1"]),
+            helper.make_node("MatMul", ["s1", "w0"], ["s2"]),
+            helper.make_node("Identity", ["on"], ["still"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", kind, shape),
+        ],
+        [
+            helper.make_tensor_value_info("still", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s2", kind, shape),
+        ],
+        [numpy_helper.from_array(normal(9, WIDTH, WIDTH), "inner")],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["v0", "w1"], ["v1"]),
+        helper.make_node("Loop", ["count", "", "v1"], ["v2"], body=body),
+        helper.make_node("MatMul", ["v2", "w2"], ["a0"]),
+    ]
+    nodes += [helper.make_node("Add", [f"a{n}", f"b{n}"], [f"a{n + 1}"]) for n in range(80)]
+    weights = {f"w{n}": normal(n, WIDTH, WIDTH) / np.float32(WIDTH) for n in range(3)}
+    weights |= {f"b{n}": normal(n, 4, WIDTH) for n in range(80)}
+    return model_of(nodes, {"v0": shape}, {"a80": shape}, **weights, count=np.array(2, np.int64))
+
+
+def test_a_refusal_says_why_weights_cannot_stay_in_the_file() -> None:
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(_looped(), device="cpu", mode="inference", budget="2MiB")
+    assert (
+        "3.12 MiB of its weights can't stay in a plan's file, as bodies (If, Loop, Scan) read them: 'w0' and 1 more"
+        in (refused.value.hint)
+    )
+    assert (
+        "800 KiB of its weights can't stay in a plan's file, as they are below 64.0 KiB each: 'b0'"
+        in refused.value.hint
+    )
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(_model(), device="cpu", mode="inference", budget="1MiB")
+    assert not refused.value.hint
+
+
+def test_what_bodies_pack_is_in_memory_of_the_process(tmp_path: Path) -> None:
+    """A weight of a body, and one that only a body's product reads: no file has a packed copy of these."""
+    plan = memonger.search_plan(_looped(), device="cpu", mode="inference")
+    plan.save(tmp_path / "planned.onnx")
+    saved = memonger.Plan.load(tmp_path / "planned.onnx")
+    weight, small = 4 * WIDTH * WIDTH, 80 * 4 * 4 * WIDTH
+    for one in (plan, saved):
+        assert one._weights_in_process.own == pytest.approx(2 * weight, abs=64)
+        assert one.mapped_bytes == pytest.approx(2 * weight + small, abs=64)
 
 
 def test_a_portable_plan_is_told_what_would_leave_weights_in_the_file() -> None:
