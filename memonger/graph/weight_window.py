@@ -245,8 +245,8 @@ def _updated(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]
             continue
         for value in {whole[one] for one in (*reads, *writes) if one in whole}:
             steps.setdefault(value, set()).add(step)
-        for old, _ in updates:
-            firsts.setdefault(whole.get(old, old), step)
+        for old, _ in updates:  # one that reads what it writes over may begin a range
+            firsts.setdefault(whole.get(old, old), step + (old in reads))
     return [
         (Read(graph.values[value], (), size, _pages(size), None, True, updated=True), sorted(steps[value]), step)
         for value, step in firsts.items()
