@@ -66,9 +66,8 @@ def makeup(plan: Plan, count: int = 5) -> Makeup:
     for at, reads in enumerate(graph.reads):
         for value in reads:
             readers.setdefault(graph.values[value], at)
-    in_file = set() if plan.window is None else set(plan.window.weights)
     worst = view.peak_step
-    alive = [one for one in view.rectangles if one.start <= worst < one.stop and one.name not in in_file]
+    alive = [one for one in view.rectangles if one.start <= worst < one.stop]
     tensors = []
     for one in sorted(alive, key=lambda one: (-one.size, one.offset))[:count]:
         step: int | None = one.start if one.in_arena or one.kind == WORKSPACE else None
