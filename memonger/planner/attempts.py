@@ -54,13 +54,17 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if has_files and job.device.is_host:  # in another order two weights that follow each other may take less
         reads = weight_reads(job.lowered.model, job.request.graph)
         bound += max(read.resident for read in reads) - largest_at_once(reads)
-    tried = sorted({error.smallest for error in known or refusals} | {refusals[0].smallest})
-    for named in () if found is not None else tried:  # read in another order weights may need a larger window
-        if named == tried[-1] and named > budget:
+    left = {error.smallest for error in known or refusals} | {refusals[0].smallest}
+    most, rounds = max(left), len(left) + WINDOWS
+    while found is None:  # read in another order weights may need a larger window: then what that names is tried
+        named, rounds = min(left) if rounds else most, rounds - 1
+        if named == most and named > budget:
             break
-        found = _fastest(job.at(named), begin, [])
-        if found is not None:
+        others = list[BudgetError]()
+        found = _fastest(job.at(named), begin, others)
+        if named == most:
             break
+        left = {size for size in left | {error.smallest for error in others} if named < size <= most}
     if found is not None and found[1].total_bytes <= budget:
         return found[0], dataclasses.replace(found[1], budget=budget)
     hint = next((error.hint for error in refusals if error.hint), "")
