@@ -279,20 +279,30 @@ def _made(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:
     ]
 
 
-def why_kept(model: ir.Model, least: int) -> str:
-    """Sentences on weights that can't stay in the file, a reason each where that is true of ``least`` bytes of them."""
+def why_kept(model: ir.Model, least: int, host: Collection[str] | None = None) -> str:
+    """Sentences on weights that can't stay in the file, a reason each where that is true of ``least`` bytes of them.
+
+    Args:
+        model: As of `weight_reads`, or of `device_reads`.
+        least: As said.
+        host: As of `device_reads`, whose weights may lie in the host's memory; None: the model isn't for a device.
+    """
     steps, packed, in_bodies, small = set(model.graph), dict[str, int](), dict[str, int](), dict[str, int]()
     for value in model.graph.initializers.values():
-        size, packer = nbytes(value) or 0, packer_of(value)
-        if packer is not None:
+        size, readers = nbytes(value) or 0, [node for node in value.consumers() if node in steps]
+        kept_by = (node for node in readers if host is not None and not _reads_device_memory(node, host))
+        if (packer := packer_of(value) if host is None else next(kept_by, None)) is not None:
             packed[f"'{value.name}' ({operator_name(packer)})"] = size
-        elif any(node not in steps for node in value.consumers()):
+        elif len(readers) < len(value.consumers()):
             in_bodies[f"'{value.name}'"] = size
         elif size < SMALLEST:
             small[f"'{value.name}'"] = size
     in_bodies |= {f"'{one.name}'": one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING}
+    where, kernels = "a plan's file", "kernels pack them into memory of their own when a session is made"
+    if host is not None:
+        where, kernels = "the host's memory", "kernels keep a form of their own of them, or read them on the host"
     reasons = {
-        "kernels pack them into memory of their own when a session is made": packed,
+        kernels: packed,
         "bodies (If, Loop, Scan) read them": in_bodies,
         f"they are below {format_size(SMALLEST)} each": small,
     }
@@ -301,9 +311,7 @@ def why_kept(model: ir.Model, least: int) -> str:
         if sizes and sum(sizes.values()) >= least:
             others = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
             which = f"{max(sizes, key=lambda name: sizes[name])}{others}"
-            said += (
-                f" {format_size(sum(sizes.values()))} of its weights can't stay in a plan's file, as {reason}: {which}."
-            )
+            said += f" {format_size(sum(sizes.values()))} of its weights can't stay in {where}, as {reason}: {which}."
     return said
 
 

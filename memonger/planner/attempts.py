@@ -8,7 +8,7 @@ On a CUDA device weights lie in the host's memory in place of a file, and nodes 
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from memonger.errors import BudgetError
@@ -68,8 +68,8 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if found is not None and found[1].total_bytes <= budget:
         return found[0], dataclasses.replace(found[1], budget=budget)
     hint = next((error.hint for error in refusals if error.hint), "")
-    if job.mode == "inference" and packs_here(job.lowered.stamp):
-        hint += why_kept(job.lowered.model, max(1, budget // TOLD))
+    if job.mode == "inference" and (packs_here(job.lowered.stamp) or not job.device.is_host):
+        hint += why_kept(job.lowered.model, max(1, budget // TOLD), None if job.device.is_host else _on_the_host(job))
     raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
 
 
@@ -205,8 +205,13 @@ def _on_host(job: Job) -> Iterator[Job]:
 
 
 def _copied_reads(job: Job) -> list[Read]:
+    return device_reads(job.lowered.model, _on_the_host(job))
+
+
+def _on_the_host(job: Job) -> Collection[str]:
+    """Values of a CUDA device's model that lie in the host's memory."""
     measured = job.lowered.calibration
-    return device_reads(job.lowered.model, measured.host if measured is not None else ())
+    return measured.host if measured is not None else ()
 
 
 def _copied(job: Job, reads: Sequence[Read]) -> Job:
