@@ -121,7 +121,8 @@ def _as_flag(name: str, value: object) -> str:
     if value is _UNSAID or value is True:
         return flag
     if isinstance(value, Mapping):
-        return " ".join(f"{flag} {_quoted(f'{key}={size}')}" for key, size in value.items())
+        ranges = {key: ":".join(map(str, size)) for key, size in value.items() if isinstance(size, tuple)}
+        return " ".join(f"{flag} {_quoted(f'{key}={size}')}" for key, size in {**value, **ranges}.items())
     values = value if isinstance(value, list | tuple) else [value]
     return " ".join(f"{flag} {_quoted(str(each))}" for each in values)
 

@@ -10,6 +10,7 @@ import click
 from benchmarks.gpu_day import record
 from benchmarks.gpu_day.record import Row
 from benchmarks.gpu_day.stages import STAGES, Stage
+from benchmarks.gpu_day.windows import SHARES
 from benchmarks.machine import MIB, Table, geometric_mean, pyplot
 from benchmarks.training.side_by_side import plots, results
 from benchmarks.training.side_by_side.table import ratios
@@ -120,6 +121,21 @@ def _say_slices(rows: Sequence[Row]) -> str:
     return f"A batch in slices, over stock's whole one: {'; '.join(words)}."
 
 
+def _say_windows(rows: Sequence[Row]) -> str:
+    words = []
+    for share in SHARES:
+        held = [row["contestants"] for row in rows if _ran(row, f"budget {share}%") and _ran(row, "budget 100%")]
+        of = [(one[f"budget {share}%"], one["budget 100%"]) for one in held]
+        if not of:
+            words.append(f"{share} %: not measured")
+            continue
+        memory = _mean([mine["taken"] / whole["taken"] for mine, whole in of])
+        time = _mean([mine["milliseconds"] / whole["milliseconds"] for mine, whole in of])
+        alike = sum(mine.get("same_bits", False) for mine, _ in of)
+        words.append(f"{share} %: {memory} of the memory at {time} of the time, stock's bits in {alike} of {len(of)}")
+    return f"Budgets below the weights, over plans that hold all of them: {'; '.join(words)}."
+
+
 def _say_nccl(rows: Sequence[Row]) -> str:
     one = rows[0]["contestants"]
     if not _ran(rows[0], "one rank") or not _ran(rows[0], "alone"):
@@ -146,7 +162,7 @@ def _say_steps(rows: Sequence[Row]) -> str:
 
 _SAY: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "sessions": _say_sessions, "facts": _say_facts, "inference": _say_inference, "training": _say_training,
-    "steps": _say_steps, "slices": _say_slices, "nccl": _say_nccl, "largest": _say_largest,
+    "steps": _say_steps, "slices": _say_slices, "windows": _say_windows, "nccl": _say_nccl, "largest": _say_largest,
 }  # fmt: skip
 
 
@@ -254,6 +270,17 @@ def _contest_table(rows: Sequence[Row], about: Row) -> list[str]:
     return lines
 
 
+def _windows_table(rows: Sequence[Row], about: Row) -> list[str]:
+    lines = _contest_table(rows, about)
+    for row in rows:
+        for title, one in row["contestants"].items():
+            if "copied" in one:
+                planned, apart, copied = (one[key] / MIB for key in ("total", "on_the_host", "copied"))
+                said = f"{planned:.1f} MiB planned, {apart:.1f} of weights on the host, {copied:.1f} copied a run"
+                lines.append(f"{row['item']}, {title}: {said}")
+    return lines
+
+
 def _steps_table(rows: Sequence[Row], about: Row) -> list[str]:
     columns = Table(
         "network<14", "step<12", "budget>9.1f", "planned>9.1f", "measured>9.1f", "ms>8.2f", "apart>8.1e", "own>8.1e",
@@ -292,7 +319,8 @@ def _side_by_side(rows: Sequence[Row], about: Row) -> list[str]:
 
 _TABLES: Mapping[str, Callable[[Sequence[Row], Row], list[str]]] = {
     "sessions": _sessions_table, "facts": _facts_rows, "inference": _inference_table, "training": _side_by_side,
-    "steps": _steps_table, "slices": _contest_table, "nccl": _contest_table, "largest": _side_by_side,
+    "steps": _steps_table, "slices": _contest_table, "windows": _windows_table, "nccl": _contest_table,
+    "largest": _side_by_side,
 }  # fmt: skip
 
 

@@ -79,11 +79,11 @@ FACTS = (
 )  # fmt: skip
 STAGES = (
     Stage("sessions", "The tests of CUDA sessions and plans", ("runtime", "planning"), ("runtime",), 75, 35, 150),
-    Stage("facts", "What docs/CUDA.md says of onnxruntime", FACTS, ("graph-unbound",), 75, 5, 90),
+    Stage("facts", "What docs/CUDA.md says of onnxruntime", FACTS, ("graph-unbound",), 65, 5, 90),
     Stage(
         "inference", "Inference beside stock onnxruntime",
         tuple(f"{name}:{batch}" for name in INFERENCE for batch in reversed(BATCHES)), ("gpt:2",),
-        115, 7, 60, 16 << 30,
+        105, 7, 60, 16 << 30,
     ),
     Stage(
         "training", "Training steps beside PyTorch",
@@ -94,7 +94,8 @@ STAGES = (
         "steps", "PyTorch's own steps within budgets", ("resnet50", "bert", "densenet121"), ("mobilenet_v3",),
         40, 40, 100, 12 << 30, torch=True,
     ),
-    Stage("slices", "A batch in slices", ("mobilenet_v2:16:4", "densenet121:16:4"), ("mobilenet_v2:4:2",), 30, 12, 60),
+    Stage("slices", "A batch in slices", ("mobilenet_v2:16:4", "densenet121:16:4"), ("mobilenet_v2:4:2",), 20, 12, 60),
+    Stage("windows", "Budgets below the weights", ("vit_b16:16", "gpt2:1"), ("resnet18:1",), 30, 15, 60),
     Stage("nccl", "One rank over NCCL", ("resnet18",), ("resnet18",), 25, 20, 60, torch=True),
     Stage("largest", "The largest batch", ("resnet50", "gpt"), ("densenet_bc100",), 70, 110, 240, 12 << 30, True),
 )  # fmt: skip

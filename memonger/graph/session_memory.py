@@ -30,7 +30,7 @@ from memonger.ir.marks import CHUNK, STRIP, WINDOW, Chunk, before_chunks, chunk_
 from memonger.ir.operators import operator_name
 from memonger.ir.packed import SMALLEST, all_packed, is_packing, packed_of, packed_sizes
 from memonger.ir.save import MAPPED_LIMIT, SMALL
-from memonger.ir.tensors import list_bytes
+from memonger.ir.tensors import inner_bytes, list_bytes
 from memonger.ir.values import static_shape
 from memonger.model import kept_state
 from memonger.shapes.ranges import DimRange
@@ -184,7 +184,8 @@ def weights_in_process(
     digests = digests or {}
     found = {digests.get(str(tensor.name), "") for tensor, _ in all_packed(model)} - {""}
     tensors = {v: v.const_value for v in model.graph.initializers.values() if v.const_value is not None}
-    whole, own, mapped = sum(tensor.nbytes for tensor in tensors.values()), round(_LISTS * list_bytes(model)), 0
+    whole, mapped = sum(tensor.nbytes for tensor in tensors.values()), 0
+    own = round(_LISTS * list_bytes(model)) + inner_bytes(model) - list_bytes(model)  # of bodies: in no file of its own
     packers = Counter[ir.Value | None]()  # kernels that pack it
     for node in _in_sessions(model, _shapes) if shares_sessions(model) else model.graph:
         packers.update(
@@ -203,7 +204,8 @@ def weights_in_process(
         size = sum(one.length for one in in_file) or sum(packed_sizes(value).values())
         if not in_file and digests.get(str(value.name)) in found:
             continue
-        if not in_file and (not size or not packs or tensor.nbytes < SMALLEST) and is_packed_at_load(value):
+        stays = size and packs and packers[value] and tensor.nbytes >= SMALLEST  # what only bodies pack, no file has
+        if not in_file and not stays and is_packed_at_load(value):
             own += tensor.nbytes * max(1, packers[value])
         else:
             read = not all(is_packing(node, index) for node, index in value.uses())

@@ -39,7 +39,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.packed import is_packing, packed_sizes, reads_transposed
 from memonger.ir.packing import is_read_once, is_widened, number
 from memonger.ir.save import PAGE
-from memonger.ir.tensors import UNSIZED, sizes_of_parts
+from memonger.ir.tensors import UNSIZED, inner_tensors, sizes_of_parts
 from memonger.ir.values import dense, nbytes, static_shape
 from memonger.units import KiB, format_size
 
@@ -245,8 +245,8 @@ def _updated(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]
             continue
         for value in {whole[one] for one in (*reads, *writes) if one in whole}:
             steps.setdefault(value, set()).add(step)
-        for old, _ in updates:
-            firsts.setdefault(whole.get(old, old), step)
+        for old, _ in updates:  # one that reads what it writes over may begin a range
+            firsts.setdefault(whole.get(old, old), step + (old in reads))
     return [
         (Read(graph.values[value], (), size, _pages(size), None, True, updated=True), sorted(steps[value]), step)
         for value, step in firsts.items()
@@ -279,19 +279,40 @@ def _made(model: ir.Model, graph: Graph) -> list[tuple[Read, list[int], int]]:
     ]
 
 
-def why_kept(model: ir.Model) -> str:
-    """A sentence on weights that can't stay in the file, as kernels pack them for themselves; empty where none do."""
-    packers = {value: packer_of(value) for value in model.graph.initializers.values()}
-    found = [(value, node) for value, node in packers.items() if node is not None and nbytes(value)]
-    if not found:
-        return ""
-    total = sum(nbytes(value) or 0 for value, _ in found)
-    value, node = max(found, key=lambda one: nbytes(one[0]) or 0)
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (
-        f" {format_size(total)} of its weights can't stay in a plan's file, as kernels pack them into memory of their "
-        f"own when a session is made: '{value.name}' ({operator_name(node)}){others}."
-    )
+def why_kept(model: ir.Model, least: int, host: Collection[str] | None = None) -> str:
+    """Sentences on weights that can't stay in the file, a reason each where that is true of ``least`` bytes of them.
+
+    Args:
+        model: As of `weight_reads`, or of `device_reads`.
+        least: As said.
+        host: As of `device_reads`, whose weights may lie in the host's memory; None: the model isn't for a device.
+    """
+    steps, packed, in_bodies, small = set(model.graph), dict[str, int](), dict[str, int](), dict[str, int]()
+    for value in model.graph.initializers.values():
+        size, readers = nbytes(value) or 0, [node for node in value.consumers() if node in steps]
+        kept_by = (node for node in readers if host is not None and not _reads_device_memory(node, host))
+        if (packer := packer_of(value) if host is None else next(kept_by, None)) is not None:
+            packed[f"'{value.name}' ({operator_name(packer)})"] = size
+        elif len(readers) < len(value.consumers()):
+            in_bodies[f"'{value.name}'"] = size
+        elif size < SMALLEST:
+            small[f"'{value.name}'"] = size
+    in_bodies |= {f"'{one.name}'": one.nbytes for one in inner_tensors(model) if one.dtype != ir.DataType.STRING}
+    where, kernels = "a plan's file", "kernels pack them into memory of their own when a session is made"
+    if host is not None:
+        where, kernels = "the host's memory", "kernels keep a form of their own of them, or read them on the host"
+    reasons = {
+        kernels: packed,
+        "bodies (If, Loop, Scan) read them": in_bodies,
+        f"they are below {format_size(SMALLEST)} each": small,
+    }
+    said = ""
+    for reason, sizes in reasons.items():
+        if sizes and sum(sizes.values()) >= least:
+            others = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+            which = f"{max(sizes, key=lambda name: sizes[name])}{others}"
+            said += f" {format_size(sum(sizes.values()))} of its weights can't stay in {where}, as {reason}: {which}."
+    return said
 
 
 def in_order(reads: Iterable[Read]) -> list[tuple[int, int, Read]]:

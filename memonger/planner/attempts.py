@@ -8,7 +8,7 @@ On a CUDA device weights lie in the host's memory in place of a file, and nodes 
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from memonger.errors import BudgetError
@@ -22,6 +22,9 @@ from memonger.schedule.solution import total_bytes
 
 SPARE = 0, 1 / 32, 1 / 8
 """Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
+
+TOLD = 10
+"""Part of a budget from which a refusal says of weights why they can't stay in a file."""
 
 WINDOWS = 3
 """Searches with a part of the weights in a file, each for as many bytes fewer as the window of the one before grew."""
@@ -51,18 +54,22 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     if has_files and job.device.is_host:  # in another order two weights that follow each other may take less
         reads = weight_reads(job.lowered.model, job.request.graph)
         bound += max(read.resident for read in reads) - largest_at_once(reads)
-    tried = sorted({error.smallest for error in known or refusals} | {refusals[0].smallest})
-    for named in () if found is not None else tried:  # read in another order weights may need a larger window
-        if named == tried[-1] and named > budget:
+    left = {error.smallest for error in known or refusals} | {refusals[0].smallest}
+    most, rounds = max(left), len(left) + WINDOWS
+    while found is None:  # read in another order weights may need a larger window: then what that names is tried
+        named, rounds = min(left) if rounds else most, rounds - 1
+        if named == most and named > budget:
             break
-        found = _fastest(job.at(named), begin, [])
-        if found is not None:
+        others = list[BudgetError]()
+        found = _fastest(job.at(named), begin, others)
+        if named == most:
             break
+        left = {size for size in left | {error.smallest for error in others} if named < size <= most}
     if found is not None and found[1].total_bytes <= budget:
         return found[0], dataclasses.replace(found[1], budget=budget)
     hint = next((error.hint for error in refusals if error.hint), "")
-    if job.mode == "inference" and packs_here(job.lowered.stamp):
-        hint += why_kept(job.lowered.model)
+    if job.mode == "inference" and (packs_here(job.lowered.stamp) or not job.device.is_host):
+        hint += why_kept(job.lowered.model, max(1, budget // TOLD), None if job.device.is_host else _on_the_host(job))
     raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
 
 
@@ -198,8 +205,13 @@ def _on_host(job: Job) -> Iterator[Job]:
 
 
 def _copied_reads(job: Job) -> list[Read]:
+    return device_reads(job.lowered.model, _on_the_host(job))
+
+
+def _on_the_host(job: Job) -> Collection[str]:
+    """Values of a CUDA device's model that lie in the host's memory."""
     measured = job.lowered.calibration
-    return device_reads(job.lowered.model, measured.host if measured is not None else ())
+    return measured.host if measured is not None else ()
 
 
 def _copied(job: Job, reads: Sequence[Read]) -> Job:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from memonger.devices import Device, parse_device
-from memonger.graph.weight_window import choose_window, device_reads, weight_reads
-from memonger.plan import Plan
+from memonger.graph.weight_window import choose_window, device_reads, largest_at_once, weight_reads
+from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time
 from memonger.report.view import WEIGHT, WORKSPACE, View
 from memonger.units import MiB, format_size
 from memonger.words import N, option
@@ -66,9 +66,8 @@ def makeup(plan: Plan, count: int = 5) -> Makeup:
     for at, reads in enumerate(graph.reads):
         for value in reads:
             readers.setdefault(graph.values[value], at)
-    in_file = set() if plan.window is None else set(plan.window.weights)
     worst = view.peak_step
-    alive = [one for one in view.rectangles if one.start <= worst < one.stop and one.name not in in_file]
+    alive = [one for one in view.rectangles if one.start <= worst < one.stop]
     tensors = []
     for one in sorted(alive, key=lambda one: (-one.size, one.offset))[:count]:
         step: int | None = one.start if one.in_arena or one.kind == WORKSPACE else None
@@ -100,7 +99,9 @@ def _of_weights(plan: Plan, device: Device) -> str:
     if plan.mode == "training":
         return f"adapters ({option('lora')}), or an optimizer with less state, leave less to keep"
     if plan.window is not None:
-        return "some stay in the plan's file already, and what kernels pack for themselves can't"
+        least = _least(plan)
+        more = f"down to {option('budget', f'{least // MiB}MiB')} more of" if least < plan.total_bytes else "no more of"
+        return f"some stay in the plan's file already, and {more} them can"
     if plan.host_weights:
         return "some lie in the host's memory already, and a smaller budget leaves more there where it can"
     budget = None if device.facts.is_portable else _budget_below(plan, device)
@@ -108,6 +109,15 @@ def _of_weights(plan: Plan, device: Device) -> str:
         return "no order and no slices make them smaller"
     where = "plan's file" if device.is_host else "host's memory"
     return f"a budget below them ({option('budget', f'{budget // MiB}MiB')}) leaves some in the {where}"
+
+
+def _least(plan: Plan) -> int:
+    """The smallest budget, in whole MiB, that the plan's steps hold as they are: all weights pass that may."""
+    reads = weight_reads(plan.model)
+    kept = plan.parameter_bytes + sum(read.own - read.nbytes for read in reads)
+    spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
+    least = plan.total_bytes - plan.resident_parameter_bytes + kept + largest_at_once(reads) + spare
+    return -(-least // MiB) * MiB
 
 
 def _budget_below(plan: Plan, device: Device) -> int | None:

@@ -12,8 +12,10 @@ from memonger.devices import parse_device
 from memonger.graph import schedule
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
+from memonger.graph.weight_window import weight_reads
 from memonger.ir import marks
 from memonger.ir.modules import module_of
+from memonger.ir.tensors import inner_bytes
 from memonger.plan import Plan, input_sizes, parameter_sizes, state_sizes
 
 KEPT = "kept"
@@ -34,6 +36,9 @@ KINDS = {
     WEIGHT: "weights, and what stays from one run to the next",
 }
 """What a rectangle may be, with what that means."""
+
+WINDOW, BODIES = "window of weights", "weights of bodies"
+"""Names of what has none: the window that weights in a file pass through, and what bodies (If, Loop) have."""
 
 
 Path = tuple[str, ...]
@@ -149,9 +154,7 @@ class View:
         if plan.run_time_bytes:
             yield Rectangle("values sized at run time", WORKSPACE, offset, plan.run_time_bytes, 0, end)
         offset += plan.run_time_bytes
-        weights = parameter_sizes(plan.model, plan.training, parse_device(plan.device))
-        stays = {name: size for name, size in weights.items() if name not in plan.host_weights}
-        stays |= state_sizes(plan.model, plan.graph)
+        stays = _weights(plan) | state_sizes(plan.model, plan.graph)
         for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
             for name, size in tensors.items():
                 yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
@@ -219,6 +222,22 @@ def _without_recomputation(plan: Plan) -> Graph:
     changes["aliases"] = tuple(schedule.renumbered(graph.aliases[step], first) for step in once)
     changes["reads"] = tuple(tuple(dict.fromkeys(first[v] for v in graph.reads[step])) for step in once)
     return replace(graph, **changes)
+
+
+def _weights(plan: Plan) -> dict[str, int]:
+    """What is in memory of weights, and of what a training step updates: `Plan.resident_parameter_bytes` in all.
+
+    Those that stay in a file are the window that they pass through.
+    """
+    sizes = parameter_sizes(plan.model, plan.training, parse_device(plan.device))
+    inner = inner_bytes(plan.model)
+    sizes |= {BODIES: inner} if inner else {}
+    if plan.window is None:
+        return {name: size for name, size in sizes.items() if name not in plan.host_weights}
+    for read in weight_reads(plan.model, plan.graph):
+        if not read.made:
+            sizes[read.name] += read.own - read.nbytes + (0 if read.name in plan.window.weights else read.kept)
+    return {name: size for name, size in sizes.items() if size} | {WINDOW: plan.window.nbytes}
 
 
 def _shape(value: ir.Value) -> str:

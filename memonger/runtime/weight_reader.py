@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,8 +46,8 @@ _SAMPLE = 1e-3
 _LOADING_PAUSE = 5e-3
 """Seconds between two looks while sessions are made, which read every weight once."""
 
-_READ_MEANWHILE = 4 * MiB
-"""Bytes of files that a session may have read, while it is made, before packed copies are let go."""
+_MEANWHILE = 4 * MiB
+"""Bytes that a session may have read of files, or taken, while it is made, before they are let go."""
 
 _NEXT = 4
 """Weights that are looked at: those behind the last one of which a step has begun."""
@@ -199,10 +199,12 @@ class WeightReader:
 
 @contextmanager
 def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
-    """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`).
+    """While a session is made: let go pages of packed copies that it has compared with its own (`memonger.ir.packed`),
+    and memory that its own were in.
 
-    Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file. A
-    copy stays mapped from before the first is compared until the session ends, so that its address is no other's.
+    Else the largest weight is there three times for a moment: as the model has it, packed, and packed in the file; and
+    the C library keeps what each was packed into, as no other fits there, so that in the end all are in memory. A copy
+    stays mapped from before the first is compared until the session ends, so that its address is no other's.
 
     Args:
         copies: Where they lie: of each file their first bytes and lengths.
@@ -216,9 +218,13 @@ def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
 
     def follow() -> None:
         with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
-            least = before
+            least, own = before, _own_bytes()
             while not is_over.wait(PAUSE):
-                if _file_bytes() - least > _READ_MEANWHILE:
+                if _own_bytes() - own > _MEANWHILE:
+                    process_memory.give_back()
+                    own = _own_bytes()
+                own = min(own, _own_bytes())
+                if _file_bytes() - least > _MEANWHILE:
                     maps = _maps(files)
                     for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
                         if not any(one.address <= address < one.address + one.length for one in others):
@@ -429,7 +435,7 @@ class _Follower:
             newest = self._newest(pages, begun, len(reads) if looks_at_all else _NEXT)
             if newest > begun:
                 self._there |= {*range(begun + 1, newest + 1)}
-                self.most = max(self.most, sum(reads[number].resident for number in self._there))
+                self.most = max(self.most, self._bytes(self._there))
                 for number in sorted(self._there):
                     if reads[number].last < reads[newest].first:
                         self._drop(pages, number)
@@ -467,13 +473,18 @@ class _Follower:
                     break
         return newest
 
+    def _bytes(self, numbers: Iterable[int]) -> int:
+        """Bytes of these weights: of one that steps read several times they are the same."""
+        reads = (self._schedule.reads[number] for number in numbers)
+        return sum({(read.span.file, read.span.begin): read.resident for read in reads}.values())
+
     def _read_ahead(self, begun: int) -> None:
         """Have the system read what comes next, as far as there is room beside what steps read now."""
         reads = self._schedule.reads
         self._ahead = max(self._ahead, begun + 1)
         if self._ahead == len(reads):
             return
-        there = sum(reads[number].resident for number in (*self._there, *range(begun + 1, self._ahead)))
+        there = self._bytes((*self._there, *range(begun + 1, self._ahead)))
         while self._ahead < len(reads) and there + reads[self._ahead].resident <= self._schedule.nbytes:
             there += reads[self._ahead].resident
             span = reads[self._ahead].span
@@ -549,3 +560,9 @@ def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
 def _file_bytes() -> int:
     """Bytes of mapped files that are present in this process."""
     return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
+
+
+def _own_bytes() -> int:
+    """Bytes of memory of its own that are present in this process."""
+    resident, of_files = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(of_files)) * _PAGE

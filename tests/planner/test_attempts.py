@@ -3,6 +3,7 @@
 import random
 from functools import lru_cache
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,27 @@ def test_a_refusal_is_said_after_what_holds_less_was_tried(monkeypatch: pytest.M
     _, plan = within(job.at(budget).copy(), 0.0)
     assert plan.total_bytes <= smallest
     assert plan.budget == budget
+
+
+def test_a_refusal_goes_on_with_what_plans_turn_out_to_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search names may fail, as a window is larger than was counted: the plan says then what it needs."""
+    monkeypatch.setattr(disk, "seconds_a_byte", lambda folder: None)
+    job = _job(3)
+    named, needed, whole = (attempts.least(job) + more for more in (1000, 2000, 9000))
+
+    def searched(asked: Job, begin: float, refusals: list[memonger.BudgetError]) -> tuple[Job, SimpleNamespace] | None:
+        budget = asked.options.budget_bytes
+        assert budget is not None
+        if budget >= needed:
+            return asked, SimpleNamespace(total_bytes=needed)
+        next_one = named if budget < named else needed
+        refusals += [memonger.BudgetError(budget, size, 0) for size in (whole, next_one)]
+        return None
+
+    monkeypatch.setattr(attempts, "_fastest", searched)
+    with pytest.raises(memonger.BudgetError) as refused:
+        within(job.copy(), 0.0)
+    assert refused.value.smallest == needed
 
 
 def test_a_frontier_has_what_a_budget_below_weights_and_state_gives(monkeypatch: pytest.MonkeyPatch) -> None:

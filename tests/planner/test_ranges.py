@@ -390,6 +390,19 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     assert "[5, 6]" in done.output
 
 
+def test_the_command_that_a_refusal_names_works_with_ranges(tmp_path: Path) -> None:
+    nodes = [helper.make_node(kind, [f"v{n}"], [f"v{n + 1}"]) for n, kind in enumerate(["Exp", "Relu", "Softmax"])]
+    onnx.save(networks.model_of(nodes, {"v0": ["rows", "n"]}, {"v3": ["rows", "n"]}), path := tmp_path / "model.onnx")
+    words = ["plan", str(path), "--dim", "n=1:4096", "--dim", "rows=1:9:4", "--mode", "inference", "--budget", "200KiB"]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 1
+    hint = refused.output.partition(" that fits: memonger ")[2].split()
+    assert "rows=1:9:4" in hint
+    done = CliRunner().invoke(main, hint)
+    assert done.exit_code == 0, done.output
+    assert "n 2844 fits 200 KiB" in done.output
+
+
 @pytest.mark.parametrize("steps", [(0, 7, 3), (9, 0, 1), (5, 6, 8)])
 def test_a_program_made_after_those_of_other_sizes_is_as_made_afresh(steps: tuple[int, ...]) -> None:
     model = _graph(steps, (True, False, True))

@@ -43,6 +43,20 @@ def test_a_budget_that_is_named_can_be_held() -> None:
     assert "already" in makeup(within).lever or "values" in makeup(within).lever
 
 
+def test_a_plan_below_its_weights_is_told_how_far_down_it_goes() -> None:
+    """And the plan for that budget that nothing more is to be had."""
+    pytest.importorskip("onnxruntime")
+    model = _chain(8, 1024)
+    plan = memonger.search_plan(model, batch=1, device="cpu", mode="inference", budget="24MiB")
+    named = re.search(
+        r"some stay in the plan's file already, and down to budget='(\d+MiB)' more of them can", makeup(plan).lever
+    )
+    assert named is not None
+    least = memonger.search_plan(model, batch=1, device="cpu", mode="inference", budget=named[1])
+    assert least.total_bytes < plan.total_bytes
+    assert "and no more of them can" in makeup(least).lever
+
+
 def test_training_is_told_of_a_budget_and_its_state_by_name() -> None:
     plan = memonger.search_plan(
         _chain(2, 16), batch=64, device="none", loss="mean_squared_error", optimizer=memonger.SGD(momentum=0.9)

@@ -6,13 +6,26 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import memonger
 from memonger.ir.marks import AGAIN, own_node
 from memonger.ir.modules import SCOPES
-from memonger.report.view import COMPUTED, INPUT, KEPT, RECOMPUTED, SHARED, WEIGHT, WORKSPACE, Modules, View
+from memonger.report.view import (
+    BODIES,
+    COMPUTED,
+    INPUT,
+    KEPT,
+    RECOMPUTED,
+    SHARED,
+    WEIGHT,
+    WINDOW,
+    WORKSPACE,
+    Modules,
+    View,
+)  # fmt: skip
 from tests.support.planning_models import plan
+from tests.support.stock import normal, parse
 
 
 def test_rectangles_are_the_values_of_the_plan(training: memonger.Plan) -> None:
@@ -38,6 +51,33 @@ def test_no_two_rectangles_overlap_and_all_lie_within_the_total(training: memong
     of_kind = {kind: sum(each.size for each in view.rectangles if each.kind == kind) for kind in (INPUT, WEIGHT)}
     assert of_kind == {INPUT: training.input_bytes, WEIGHT: training.parameter_bytes}
     assert max(each.offset + each.size for each in view.rectangles) == training.total_bytes
+
+
+def test_weights_that_stay_in_the_file_are_the_window_that_they_pass_through() -> None:
+    """And weights of bodies, which have no name of their own in the plan, count as well."""
+    pytest.importorskip("onnxruntime")
+    width = 400
+    products = " ".join(f"v{n + 1} = MatMul(v{n}, w{n})" for n in range(4))
+    model = parse(
+        f"g (bool c, float[4,400] v0) => (float[4,400] y) {{ {products} y = If(c) <"
+        "then_branch = a () => (float[4,400] t) { t = MatMul(v4, inner) }, "
+        "else_branch = b () => (float[4,400] u) { u = Neg(v4) }> }"
+    )
+    for name in (*(f"w{n}" for n in range(4)), "inner"):
+        model.graph.initializer.append(numpy_helper.from_array(normal(len(name), width, width), name))
+    branch = next(a.g for a in model.graph.node[-1].attribute if a.name == "then_branch")
+    branch.initializer.append(model.graph.initializer.pop())
+    whole = memonger.search_plan(model, device="cpu", mode="inference")
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(model, device="cpu", mode="inference", budget="1MiB")
+    below = memonger.search_plan(model, device="cpu", mode="inference", budget=refused.value.smallest)
+    assert below.window is not None
+    for one in (whole, below):
+        weights = {each.name: each.size for each in View("", one).rectangles if each.kind == WEIGHT}
+        assert sum(weights.values()) == one.resident_parameter_bytes
+        assert weights[BODIES] == 4 * width * width
+        assert weights.get(WINDOW, 0) == (one.window.nbytes if one.window else 0)
+        assert max(each.offset + each.size for each in View("", one).rectangles) == one.total_bytes
 
 
 def test_workspace_stands_above_the_arena_at_its_step(training: memonger.Plan) -> None:

@@ -123,6 +123,18 @@ def test_what_cannot_be_held_is_refused_with_what_can() -> None:
 
 
 @needs_cuda
+def test_a_refusal_says_which_weights_have_to_be_on_the_device_and_why() -> None:
+    """Those of an LSTM, which its kernel keeps in cuDNN's form."""
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=WIDTH, name="lstm")]
+    weights = {name: normal(n, 1, 4 * WIDTH, WIDTH) for n, name in enumerate("wr")}
+    model = model_of(nodes, {"x": [3, 1, WIDTH]}, {"y": [3, 1, 1, WIDTH]}, **weights)
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(model, budget=WEIGHT, **OPTIONS)
+    assert "of its weights can't stay in the host's memory, as kernels keep a form of their own" in refused.value.hint
+    assert "(LSTM) and 1 more" in refused.value.hint
+
+
+@needs_cuda
 def test_fit_and_pareto_use_it() -> None:
     memory = 4 * WEIGHT
     found = memonger.fit(_products("batch"), memory, **OPTIONS)

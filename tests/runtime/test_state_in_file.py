@@ -14,6 +14,7 @@ import pytest
 from onnx import helper
 
 import memonger
+import models
 from memonger.graph.weight_window import weight_reads
 from memonger.report.memory_count import count_plan
 from memonger.report.summary import plan_figures, window_line
@@ -128,6 +129,27 @@ def test_updates_stay_for_one_piece_and_chunks_of_them_take_no_time() -> None:
         if "exp_avg" in read.name:
             ((first, last),) = read.ranges
             assert all(f"update/{read.name.split('.')[0]}/" in whole.graph.nodes[step] for step in (first, last))
+
+
+def test_a_parameter_is_let_go_between_the_backward_pass_and_its_update(tmp_path: Path) -> None:
+    """Where the optimizer keeps nothing, it is all that can pass: what it reads for others comes between."""
+    model = models.build("gpt", num_layers=2, width=128, seq_len=16, vocabulary=1000)
+    made = memonger.differentiate(model, loss="softmax_cross_entropy", optimizer=memonger.SGD(lr=0.01))
+    whole = memonger.search_plan(made, device="cpu", threads=1)
+    plan = memonger.search_plan(made, device="cpu", threads=1, budget=whole.total_bytes * 7 // 10)
+    assert plan.window is not None
+    assert plan.window.nbytes < whole.parameter_bytes // 2
+    reads = {read.name: read.ranges for read in weight_reads(plan.model, plan.graph)}
+    assert len(reads["layer0/mlp/out.weight"]) == 3
+    states = []
+    for one, name in ((whole, "whole.onnx"), (plan, "planned.onnx")):
+        one.save(tmp_path / name)
+        session = memonger.TrainingSession(tmp_path / name)
+        feeds = {"tokens": np.arange(16)[None], "labels": np.random.default_rng(0).integers(0, 16, (1, 1000))}
+        losses = [session.step(feeds) for _ in range(3)]
+        states.append((losses, session.state_dict()))
+    assert states[0][0] == states[1][0]
+    assert all(np.array_equal(states[1][1][name], value) for name, value in states[0][1].items())
 
 
 def test_steps_have_the_bits_of_the_plan_that_holds_all(

@@ -1,5 +1,6 @@
 """Weights that stay in a plan's file: what is in memory of them, by the system's own account, and the same bits."""
 
+import ctypes
 import json
 import mmap
 import os
@@ -17,13 +18,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import memonger
 from memonger.cli import compare
 from memonger.cli.commands import main
 from memonger.plan_file import KEY
-from memonger.runtime import disk, weight_reader
+from memonger.runtime import disk, process_memory, weight_reader
 from memonger.runtime.prepared import FileSpan, ReadSchedule, WeightRead
 from models.decoder import Sizes, decoder
 from tests.support.mapped_files import cached, resident
@@ -143,6 +144,66 @@ def test_the_smallest_budget_that_is_named_works() -> None:
     assert refused.value.lower_bound <= smallest - WIDTH * 512 * 4  # two weights follow each other in this order
     plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=smallest)
     assert plan.total_bytes <= smallest
+
+
+def _looped() -> onnx.ModelProto:
+    """Products of 1.6 MiB, two of them in a Loop: with a weight of its body, and with one of the model that no other
+    product reads; and sums with many small weights."""
+    kind, shape = onnx.TensorProto.FLOAT, [4, WIDTH]
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["s", "inner"], ["s1"]),
+            helper.make_node("MatMul", ["s1", "w0"], ["s2"]),
+            helper.make_node("Identity", ["on"], ["still"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("on", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", kind, shape),
+        ],
+        [
+            helper.make_tensor_value_info("still", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s2", kind, shape),
+        ],
+        [numpy_helper.from_array(normal(9, WIDTH, WIDTH), "inner")],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["v0", "w1"], ["v1"]),
+        helper.make_node("Loop", ["count", "", "v1"], ["v2"], body=body),
+        helper.make_node("MatMul", ["v2", "w2"], ["a0"]),
+    ]
+    nodes += [helper.make_node("Add", [f"a{n}", f"b{n}"], [f"a{n + 1}"]) for n in range(80)]
+    weights = {f"w{n}": normal(n, WIDTH, WIDTH) / np.float32(WIDTH) for n in range(3)}
+    weights |= {f"b{n}": normal(n, 4, WIDTH) for n in range(80)}
+    return model_of(nodes, {"v0": shape}, {"a80": shape}, **weights, count=np.array(2, np.int64))
+
+
+def test_a_refusal_says_why_weights_cannot_stay_in_the_file() -> None:
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(_looped(), device="cpu", mode="inference", budget="2MiB")
+    assert (
+        "3.12 MiB of its weights can't stay in a plan's file, as bodies (If, Loop, Scan) read them: 'w0' and 1 more"
+        in (refused.value.hint)
+    )
+    assert (
+        "800 KiB of its weights can't stay in a plan's file, as they are below 64.0 KiB each: 'b0'"
+        in refused.value.hint
+    )
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(_model(), device="cpu", mode="inference", budget="1MiB")
+    assert not refused.value.hint
+
+
+def test_what_bodies_pack_is_in_memory_of_the_process(tmp_path: Path) -> None:
+    """A weight of a body, and one that only a body's product reads: no file has a packed copy of these."""
+    plan = memonger.search_plan(_looped(), device="cpu", mode="inference")
+    plan.save(tmp_path / "planned.onnx")
+    saved = memonger.Plan.load(tmp_path / "planned.onnx")
+    weight, small = 4 * WIDTH * WIDTH, 80 * 4 * 4 * WIDTH
+    for one in (plan, saved):
+        assert one._weights_in_process.own == pytest.approx(2 * weight, abs=64)
+        assert one.mapped_bytes == pytest.approx(2 * weight + small, abs=64)
 
 
 def test_a_portable_plan_is_told_what_would_leave_weights_in_the_file() -> None:
@@ -444,6 +505,32 @@ def test_more_than_the_window_is_told_where_steps_outrun_the_reader(
         assert "Steps were faster than what drops weights behind them" in said[-1]
 
 
+def test_a_weight_that_is_read_several_times_is_in_memory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a reader finds begun that looks too seldom, it says no more of it than there is."""
+    nodes, weights = [], {"shared": normal(1, WIDTH, WIDTH)}
+    for layer in range(LAYERS):
+        weight = "shared" if layer % 2 else f"w{layer}"
+        weights[weight] = normal(layer, WIDTH, WIDTH) / np.float32(WIDTH)
+        nodes.append(helper.make_node("MatMul", [f"v{layer}", weight], [f"v{layer + 1}"], name=f"product{layer}"))
+    model = model_of(nodes, {"v0": [4, WIDTH]}, {RESULT: [4, WIDTH]}, **weights)
+    with pytest.raises(memonger.BudgetError) as error:
+        memonger.search_plan(model, device="cpu", mode="inference", budget="1MiB")
+    plan = memonger.search_plan(model, device="cpu", mode="inference", budget=error.value.smallest)
+    assert "shared" in plan.window.weights
+    assert plan.read_bytes > plan.parameter_bytes
+    plan.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        (reader,) = session.weight_readers
+        newest = reader._follower._newest
+        monkeypatch.setattr(
+            reader._follower,
+            "_newest",
+            lambda pages, begun, among: newest(pages, begun, among) if reader._follower._is_over.is_set() else begun,
+        )
+        session.run({"v0": normal(3, 4, WIDTH)})
+        assert plan.parameter_bytes - 4096 < reader.last.most_bytes <= plan.parameter_bytes
+
+
 def test_equal_weights_are_read_as_one_place_of_the_file(tmp_path: Path) -> None:
     model = _model()
     for tensor in model.graph.initializer[2:]:
@@ -537,6 +624,36 @@ def test_packed_copies_are_let_go_while_a_session_is_made(tmp_path: Path) -> Non
             assert total == [0, 0, 0]
         assert copy[255] == 255
         assert resident(original) == resident(earlier) == size
+
+
+@pytest.mark.skipif(not hasattr(process_memory.libc(), "malloc_trim"), reason="the C library isn't glibc")
+def test_what_kernels_packed_into_is_given_back_while_a_session_is_made(tmp_path: Path) -> None:
+    """Blocks with others between them, which are too small for what comes next: the C library keeps them when free."""
+    path, libc, size = tmp_path / "weights.data", ctypes.CDLL(None), 5 * MIB
+    path.write_bytes(bytes(4096))
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+
+    def filled(count: int) -> int:
+        block = libc.malloc(count)
+        ctypes.memset(block, 1, count)
+        return int(block)
+
+    libc.free(libc.malloc(30 * MIB))  # from now on blocks of less come from one region
+    before = process_memory.resident().now
+    with weight_reader.dropping({str(path): [(0, 4096)]}):
+        blocks, between = zip(*((filled(size), filled(4096)) for _ in range(8)), strict=True)
+        for block in blocks:
+            libc.free(block)
+        time.sleep(0.05)
+        last = filled(2 * size)
+        time.sleep(0.2)
+        assert process_memory.resident().now - before < 3 * size
+    for block in (*between, last):
+        libc.free(block)
 
 
 @pytest.mark.parametrize("copies", [{}, {"/nowhere/weights.data": [(0, 4096)]}])

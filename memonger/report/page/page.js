@@ -3,7 +3,7 @@
 function showTotal(data) {
   const { plan } = data;
   const state = data.trains ? "weights and training state" : "weights";
-  const parts = [["weight", state, plan.parameter_bytes], ["arena", "arena", plan.arena_bytes], ["workspace", "workspace", plan.workspace_bytes || 0], ["input", "inputs", plan.input_bytes]];
+  const parts = [["weight", state, plan.resident_parameter_bytes], ["arena", "arena", plan.arena_bytes], ["workspace", "workspace", plan.workspace_bytes || 0], ["input", "inputs", plan.input_bytes]];
   if (plan.run_time_bytes) parts.push(["workspace", "sized at run time", plan.run_time_bytes]);
   if (plan.state_bytes) parts.push(["input", "state", plan.state_bytes]);
   const bar = make("div", { className: "stack" });

@@ -1,0 +1,51 @@
+"""A network within budgets below its weights: those that don't fit lie in the host's memory, and a run copies them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import memonger
+import models
+from benchmarks.gpu_day.contest import Planned, Stock, contest, feeds_of, same_bits
+from benchmarks.gpu_day.inference import TOKENS
+from benchmarks.gpu_day.stages import INFERENCE, TINY, Settings
+from memonger.devices import Cuda
+
+SHARES = (60, 40, 25)
+"""Per cent of what a plan takes that holds all weights on the device."""
+
+
+def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
+    """The row of ``network:batch``. Where a budget can't be held, the least that can is in its place."""
+    name, batch = item.rsplit(":", 1)
+    options = (TINY if settings.rehearse else INFERENCE)[name]
+    path = Path(settings.folder) / f"{name}-{batch}-windows.onnx"
+    onnx.save(models.build(name, batch=int(batch), **options), path)
+    feeds, cuda = feeds_of(path, TOKENS), Cuda(tf32=settings.tf32)
+
+    def planned(budget: int | None) -> memonger.Plan:
+        try:
+            return memonger.search_plan(path, mode="inference", device=settings.device, cuda=cuda, budget=budget)
+        except memonger.BudgetError as error:
+            return planned(error.smallest)
+
+    whole = planned(None)
+    plans = {100: whole} | {share: planned(whole.total_bytes * share // 100) for share in SHARES}
+    makers = dict[str, Callable[[], Any]]()
+    for share, plan in plans.items():
+        file = path.with_name(f"{path.stem}-{share}.planned.onnx")
+        plan.save(file)
+        makers[f"budget {share}%"] = partial(Planned, file, feeds, settings.device, "off")
+    makers["stock"] = lambda: Stock(path, feeds, settings.device, cuda=cuda)
+    sessions, found = contest(makers, settings.device)
+    expected = sessions["stock"].outputs() if "stock" in sessions else None
+    for share, plan in plans.items():
+        apart = sum(plan.host_weights.values())
+        found[f"budget {share}%"] |= {"total": plan.total_bytes, "on_the_host": apart, "copied": plan.read_bytes}
+    for key, session in sessions.items():
+        if expected is not None:
+            found[key]["same_bits"] = same_bits(session.outputs(), expected)
+    return {"contestants": found}
