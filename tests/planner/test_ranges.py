@@ -521,9 +521,7 @@ def test_of_a_range_with_one_size_that_runs_it_is_named(asked: tuple[int, int], 
 def test_a_single_size_whose_run_fails_gets_the_next_that_runs() -> None:
     """ONNX's inference sees nothing wrong: the shape that is reshaped to is computed."""
     model = onnx.parser.parse_model(_ROWS_OF_SIXTEEN)
-    with pytest.raises(
-        memonger.MemongerError, match=r"run failed.* It runs where n is 80: dims=\{'n': 80\}"
-    ):
+    with pytest.raises(memonger.MemongerError, match=r"(?s)run failed.* can be divided by 16: dims=\{'n': 80\}"):
         memonger.search_plan(model, mode="inference", dims={"n": 65}, device="cpu")
 
 
