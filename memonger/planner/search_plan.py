@@ -604,6 +604,7 @@ def _lower(
         from memonger.lowering import ranged
 
         return (ranged.portable_form(model, ranges) if options.ranges else portable(model)), ranges
+    from memonger.lowering.calibrate import RunFailedError
     from memonger.lowering.device_form import LoweringSettings, device_form
 
     training = options.chosen_mode == "training"
@@ -612,4 +613,9 @@ def _lower(
         level, options.threads, options.inputs, source_order=training, cuda=options.cuda, ranges=ranges,
         times=options.chosen_strategy != "none" if options.ranges else times,
     )  # fmt: skip
-    return device_form(model, device, settings, None if training else unbound), ranges
+    try:
+        return device_form(model, device, settings, None if training else unbound), ranges
+    except PlanError as error:
+        if ranges or not options.sizes or not isinstance(error.__cause__, RunFailedError):
+            raise
+        raise PlanError(" ".join(filter(None, (str(error), _sizes_that_run(source, options))))) from error

@@ -53,12 +53,21 @@ def infer_shapes(model: Model) -> bool:
     """A pass: values have every type and shape that ONNX's own inference can tell; shape arithmetic is folded.
 
     What a file declares of values in between is often stale: the shapes of the batch it was exported with. It counts
-    only for sizes that inference can't tell from the inputs, and in bodies of ``If``, ``Loop`` and ``Scan`` not at all.
+    only for sizes that inference can't tell from the inputs, and in bodies of ``If``, ``Loop`` and ``Scan`` not at all,
+    but for what a ``Scan``'s body returns.
 
     Raises:
         LoadError: shapes or types that contradict each other, with the node that shows it, or that can't be.
     """
     ranks = {value: len(value.shape) for value in model.graph.outputs if value.shape is not None}
+    of_scans = [
+        (value, ir.Shape([dim if isinstance(dim, int) else None for dim in value.shape]))
+        for node in model.ir.graph.all_nodes()
+        if node.op_type == "Scan"
+        for body in subgraphs(node)
+        for value in body.outputs
+        if value.shape is not None
+    ]
     nodes, was_unknown = len(model.graph), _has_unknown(model.graph)
     forget_symbolic(model.ir)
     declared = _forget_declared(model.graph)
@@ -72,6 +81,9 @@ def infer_shapes(model: Model) -> bool:
     for value in model.graph.outputs:  # onnx's checker wants their ranks
         if value.shape is None and value in ranks:
             value.shape = ir.Shape([None] * ranks[value])
+    for value, shape in of_scans:  # onnxruntime doesn't run a Scan without
+        if value.shape is None:
+            value.shape = shape
     checks.check_sizes(model)
     is_other = any(value.shape is None or value.shape.dims != shape.dims for value, shape in declared.items())
     return was_unknown or is_other or len(model.graph) != nodes

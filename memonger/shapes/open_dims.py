@@ -213,10 +213,10 @@ def _written(model: ir.Model) -> list[int]:
 
 
 def _multiples(one: DimRange, step: int) -> DimRange:
-    """Of the sizes of a range those that are multiples of a step; the range itself where there are fewer than two."""
+    """Of the sizes of a range those that are multiples of a step; the range itself where none is."""
     step = math.lcm(step, one.step)
     least, most = -(-one.least // step) * step, one.most // step * step
-    return replace(one, least=least, most=most, step=step) if 0 < least < most else one
+    return replace(one, least=least, most=most, step=step if least < most else 1) if 0 < least <= most else one
 
 
 def at_largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> None:

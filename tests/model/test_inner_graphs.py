@@ -1,9 +1,15 @@
-"""Which bodies are found in a model, and in which order."""
+"""Which bodies are found in a model, in which order, and what they say themselves that counts."""
 
+from typing import Any
+
+import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+import memonger
 from memonger.ir.values import graphs, inner_graphs
+from tests.support import networks
 from tests.support.stock import parse
 
 NESTED = """g (float[2] x, bool c) => (float[2] y, float[2] z) {
@@ -26,3 +32,21 @@ def test_bodies_are_found_as_onnx_ir_finds_them(text: str) -> None:
 def test_bodies_in_bodies_come_before_their_neighbours() -> None:
     names = [graph.name for graph in graphs(ir.from_proto(parse(NESTED, opset=18)))]
     assert names == ["g", "a", "b", "d", "e", "f", "h"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "none"])
+@pytest.mark.parametrize("dims", [{"n": 5}, {"n": (2, 9)}], ids=["one", "range"])
+def test_a_scan_keeps_the_shape_that_it_says_a_turn_returns(dims: dict[str, Any], device: str) -> None:
+    """A Loop's result has none by inference, nor has what is computed of it: onnxruntime refuses to run the Scan."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n,4] x, bool c) => (float[n,4] y, float[4] last) <int64 three={3}, float[4] z={0,0,0,0}> {
+            last, y = Scan<num_scan_inputs=1, body=b (float[4] s, float[4] r) => (float[4] so, float[4] o) {
+                q = Loop<body=turn (int64 i, bool ci, float[4] a) => (bool co, float[4] ao) {
+                    co = Identity(ci)
+                    ao = If<then_branch=t () => (float[4] w) { w = Add(a, r) },
+                            else_branch=e () => (float[4] w) { w = Mul(a, r) }>(c)
+                }>(three, c, s)
+                so = Add(q, r) o = Relu(so) }>(z, x) }""")
+    plan = memonger.search_plan(model, mode="inference", dims=dims, device=device)
+    feed = {"x": np.arange(20, dtype=np.float32).reshape(5, 4), "c": np.array(True)}
+    assert networks.same_bits(memonger.Session(plan).run(feed), networks.run_stock(networks.stock(model), feed))

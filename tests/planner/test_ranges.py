@@ -1,6 +1,7 @@
 """Plans for ranges of sizes: every size in them runs at the planned offsets, to the bits of stock onnxruntime."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -513,6 +514,28 @@ def test_single_sizes_that_contradict_each_other_are_named(
     assert said in str(refusal.value)
     answer = eval(str(refusal.value).rpartition("dims=")[2].rstrip("."))
     assert memonger.search_plan(model, mode="inference", dims={**asked, **answer}, device=device)
+
+
+_ROWS_OF_SIXTEEN = """<ir_version: 9, opset_import: ["": 17]> g (float[n,8] x) => (y)
+    <int64[1] sixteen = {16}, int64[1] eight = {8}, int64[2] joined = {0, -1}> {
+        s = Shape<start=0, end=1>(x) rows = Div(s, sixteen) wanted = Concat<axis=0>(rows, sixteen, eight)
+        r = Relu(x) apart = Reshape(r, wanted) y = Reshape(apart, joined) }"""
+
+
+@pytest.mark.parametrize(("asked", "said"), [((64, 67), "is 64: dims={'n': 64}"), ((60, 67), "is 64: dims={'n': 64}"),
+                                             ((60, 90), "can be divided by 16: dims={'n': (64, 80, 16)}")])  # fmt: skip
+@pytest.mark.parametrize("device", ["cpu", "none"])
+def test_of_a_range_with_one_size_that_runs_it_is_named(asked: tuple[int, int], said: str, device: str) -> None:
+    model = onnx.parser.parse_model(_ROWS_OF_SIXTEEN)
+    with pytest.raises(memonger.MemongerError, match=re.escape(f"It runs where n {said}.")):
+        memonger.search_plan(model, mode="inference", dims={"n": asked}, device=device)
+
+
+def test_a_single_size_whose_run_fails_gets_the_next_that_runs() -> None:
+    """ONNX's inference sees nothing wrong: the shape that is reshaped to is computed."""
+    model = onnx.parser.parse_model(_ROWS_OF_SIXTEEN)
+    with pytest.raises(memonger.MemongerError, match=r"(?s)run failed.* can be divided by 16: dims=\{'n': 80\}"):
+        memonger.search_plan(model, mode="inference", dims={"n": 65}, device="cpu")
 
 
 def test_a_constant_image_is_resized_to_every_size() -> None:
