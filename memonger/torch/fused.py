@@ -160,8 +160,8 @@ def _copied(node: fx.Node, behind: Collection[fx.Node]) -> int:
 
 def _is_ordered(tensor: torch.Tensor, like: torch.Tensor) -> bool:
     """Whether strides come in the same order, those of dimensions of size 1 apart."""
-    dims = sorted(range(like.ndim), key=lambda dim: (like.stride(dim), -dim))
-    strides = [tensor.stride(dim) for dim in dims if tensor.shape[dim] != 1]
+    dims = sorted(range(like.ndim), key=lambda dim: (operators.expected(like.stride(dim)), -dim))
+    strides = [operators.expected(tensor.stride(dim)) for dim in dims if operators.expected(tensor.shape[dim]) != 1]
     return strides == sorted(strides)
 
 
