@@ -214,23 +214,24 @@ def dropping(copies: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[None]:
         return
     files, is_over = [_DataFile(path) for path in copies], threading.Event()
     spans = [FileSpan(file, *span, ahead=False) for file, each in enumerate(copies.values()) for span in each]
-    others, before = _maps(files), _file_bytes()  # the mappings are of other sessions, which may end meanwhile
+    others, before = _maps(files), _present()  # the mappings are of other sessions, which may end meanwhile
 
     def follow() -> None:
         with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as pages:
-            least, own = before, _own_bytes()
+            own, least = before
             while not is_over.wait(PAUSE):
-                if _own_bytes() - own > _MEANWHILE:
+                now, of_files = _present()
+                if now - own > _MEANWHILE:
                     process_memory.give_back()
-                    own = _own_bytes()
-                own = min(own, _own_bytes())
-                if _file_bytes() - least > _MEANWHILE:
+                    own, of_files = _present()
+                own = min(own, now)
+                if of_files - least > _MEANWHILE:
                     maps = _maps(files)
                     for address, length in chain.from_iterable(_addresses(maps, span) for span in spans):
                         if not any(one.address <= address < one.address + one.length for one in others):
                             _drop(pages.fileno(), address, length // _PAGE * _PAGE)
-                    least = _file_bytes()
-                least = min(least, _file_bytes())
+                    _, least = _present()
+                least = min(least, of_files)
 
     thread = threading.Thread(target=follow, name="memonger copies", daemon=True)
     thread.start()
@@ -419,9 +420,9 @@ class _Follower:
 
         Unlike dropping that does no harm where a session unmaps a weight meanwhile, and its address becomes another's.
         """
-        base = _file_bytes()
+        _, base = _present()
         while not self._is_over.wait(_LOADING_PAUSE):
-            if _file_bytes() - base > self._schedule.nbytes // 2:
+            if _present()[1] - base > self._schedule.nbytes // 2:
                 for one in _maps(self._files):
                     _advise(one.address, one.length, _PAGEOUT)
 
@@ -557,12 +558,7 @@ def _addresses(maps: list[_Map], span: FileSpan) -> list[tuple[int, int]]:
     return [(address, length) for address, length in cut if length > 0]
 
 
-def _file_bytes() -> int:
-    """Bytes of mapped files that are present in this process."""
-    return int(Path("/proc/self/statm").read_text().split()[2]) * _PAGE
-
-
-def _own_bytes() -> int:
-    """Bytes of memory of its own that are present in this process."""
-    resident, of_files = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(of_files)) * _PAGE
+def _present() -> tuple[int, int]:
+    """Bytes that are present in this process: of memory of its own, and of mapped files."""
+    resident, of_files = (int(pages) * _PAGE for pages in Path("/proc/self/statm").read_text().split()[1:3])
+    return resident - of_files, of_files

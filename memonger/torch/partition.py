@@ -267,9 +267,7 @@ def split(module: fx.GraphModule, step: JointStep, schedule: Sequence[int]) -> t
     for number in schedule:
         node = step.nodes[number]
         if node is not None:
-            rewriter.run(
-                node, keeps_state=number in again, is_late_sum=step.fuses and step.kernels.adds_late(node, before)
-            )
+            rewriter.run(node, before, keeps_state=number in again)
         elif number not in step.states:
             returned = rewriter.outputs(results[: step.returned])
             rewriter.turn()
@@ -306,13 +304,13 @@ class _Rewriter:
         self._is_behind, self._fuses, self._kernels = False, step.fuses, step.kernels
         self._copies = 0  # made for what is written now
 
-    def run(self, node: fx.Node, keeps_state: bool, is_late_sum: bool = False) -> None:
+    def run(self, node: fx.Node, before: fx.Node | None, keeps_state: bool) -> None:
         """Write one more run of a node, and take its outputs apart at once.
 
         Args:
             node: Of the joint graph.
+            before: What ran before it; None: no operator.
             keeps_state: Whether it draws random numbers, and does so again after its first run.
-            is_late_sum: Whether `memonger.torch.fused.Fused.adds_late`.
         """
         if self._fuses:
             self._views.clear()
@@ -325,13 +323,18 @@ class _Rewriter:
             made = self._drawn(node)
         else:
             sources = {one: self._at(one, self._latest) for one in node.all_input_nodes}
-            made = self._difference(node, *sources.values()) if is_late_sum else self._copy(node, sources)
+            made = self._computed(node, sources, before)
         for one, copy in ((node, made), *((item, self._copy(item, {node: made})) for item in items)):
             self._latest[one] = copy
             self._first.setdefault(one, copy)
 
-    def _difference(self, node: fx.Node, x: fx.Node, y: fx.Node) -> fx.Node:
-        """A sum written as ``x - -y``, which has the same bits, and which the compiler knows no larger operator for."""
+    def _computed(self, node: fx.Node, sources: Mapping[fx.Node, fx.Node], before: fx.Node | None) -> fx.Node:
+        """A copy of a node; of a sum of products from long before one written as ``x - -y``, which has the same bits,
+        and which the compiler knows no larger operator for.
+        """
+        if not (self._fuses and self._kernels.adds_late(node, before)):
+            return self._copy(node, sources)
+        x, y = sources.values()
         negated = self.graph.call_function(torch.ops.aten.neg.default, (y,))
         negated.meta = dict(y.meta)
         made = self.graph.call_function(torch.ops.aten.sub.Tensor, (x, self._noted(negated)))
@@ -404,8 +407,7 @@ class _Rewriter:
         is_apart = self._fuses and self._copies < _MOST_COPIES
         if is_apart or node not in self._views or self._views[node][0] != viewed:
             self._copies += 1
-            is_late_sum = self._fuses and self._kernels.adds_late(node, None)
-            self._views[node] = viewed, self._difference(node, *viewed) if is_late_sum else self._copy(node, sources)
+            self._views[node] = viewed, self._computed(node, sources, None)
         return self._views[node][1]
 
 
