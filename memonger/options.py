@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 from memonger.devices import Cuda, Device, parse_device
 from memonger.errors import PlanError, memory_checked
 from memonger.graph.liveness import Sharing
-from memonger.option_names import Level, Mode, Order, Precision, Strategy
+from memonger.option_names import HeldWeights, Level, Mode, Order, Precision, Strategy
 from memonger.plan_file import ROWS
 from memonger.schedule import EFFORT, STRATEGIES
 from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of
@@ -59,6 +59,10 @@ class Options:
             and than the optimizer's state: some then stay in the plan's file, and of what is trained in one of the
             session's (`memonger.Plan.resident_parameter_bytes`). On a CUDA device weights then lie in the host's memory
             (`memonger.Plan.host_weights`).
+        weights: How many of the weights, and of what a step updates, are in memory all the time: ``auto``, as many as
+            the budget has room for, without one all; ``packed``, all, as kernels pack them, and a budget below them is
+            refused; ``mapped``, as few as there can be, whatever room there is: of the others each is there while steps
+            read it. Where none can stay in a file a note on the plan says why.
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.
@@ -108,6 +112,7 @@ class Options:
     precision: Precision | None = None
     device: str | Device | None = None
     budget: float | str | None = None
+    weights: HeldWeights = "auto"
     strategy: Strategy | None = None
     mirror: Sequence[str] = ()
     keep: Sequence[str] = ()
@@ -130,7 +135,7 @@ class Options:
     def __post_init__(self) -> None:
         for key, kind in _NAMED:
             value, names = getattr(self, key), get_args(kind)
-            if (value is not None or key == "order") and not (isinstance(value, str) and value in names):
+            if (value is not None or key in ("order", "weights")) and not (isinstance(value, str) and value in names):
                 listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
                 raise PlanError(f"{key} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
         for key, kind, words in _KINDS:
@@ -366,6 +371,7 @@ class Keywords(ForGraph, total=False):
     device: str | Device | None
     keep: Sequence[str]
     level: Level | None
+    weights: HeldWeights
     threads: int
     inputs: Mapping[str, Any] | None
     cuda: Cuda
@@ -471,6 +477,7 @@ _KINDS: tuple[tuple[str, Any, str], ...] = (
 
 _NAMED: tuple[tuple[str, Any], ...] = (
     ("mode", Mode), ("strategy", Strategy), ("order", Order), ("level", Level), ("precision", Precision),
+    ("weights", HeldWeights),
 )  # fmt: skip
 """Options that are names."""
 

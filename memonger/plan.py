@@ -528,7 +528,7 @@ class Plan(BasePlan, Header):
         if weights == "source" and self.window is not None and len(self.window.weights) > of_session:
             raise PlanFileError(
                 "weights of this plan stay in its file, in the order in which steps read them, packed as kernels "
-                f"read them, which the source's aren't: give it a file of its own ({option('weights', 'own')})."
+                f"read them, which the source's aren't: leave {option('weights', 'source')} out."
             )
         if weights == "source" and self.source is None:
             raise PlanFileError("the plan was read from a file, which doesn't say where its source is: plan again.")

@@ -16,6 +16,7 @@ from memonger.cli.options import (
     ENVIRONMENT,
     EXTRA_TIME_OF_LOOPS,
     FORMATS,
+    HELD_WEIGHTS,
     HELP,
     LORA,
     MODE,
@@ -30,6 +31,7 @@ from memonger.cli.options import (
     SOURCE,
     TARGETS,
     TRAINING,
+    WEIGHTS,
     Choice,
     Number,
     Whole,
@@ -41,7 +43,7 @@ from memonger.cli.options import (
     parse_sizes,
 )
 from memonger.devices import GRAPHS
-from memonger.option_names import Engine, LoopTarget, Strategy
+from memonger.option_names import Engine, HeldWeights, LoopTarget, Strategy
 from memonger.units import MOST_ARENAS, MOST_BUDGET, MOST_INSTANCES, MOST_POINTS, MOST_THREADS
 
 
@@ -85,10 +87,10 @@ PLAN_EXAMPLES = (
     click.option("-o", "--output", type=OUTPUT, help="Write the planned model here."),
     click.option(
         "--weights",
-        type=Choice(("own", "source")),
-        default="own",
+        type=Choice((*get_args(HeldWeights), "source")),
+        default="auto",
         show_default=True,
-        help="Large weights of the planned model: files of its own, or those beside MODEL in the same folder.",
+        help=f"{HELD_WEIGHTS} source: OUTPUT refers to large ones beside MODEL, in the same folder.",
     ),
     click.option(
         "--annotated", type=OUTPUT, help="Write MODEL here with force_mirroring on every node: what is recomputed."
@@ -399,6 +401,7 @@ def draw() -> None:
     MODEL,
     MODE,
     *PLANNING,
+    WEIGHTS,
     click.option("--outputs", type=OUTPUT, help="Write the outputs to this .npz."),
     click.option("--pad", is_flag=True,
                  help="Fill up --inputs of fewer rows than the plan's batch, or between a range's; cut the outputs."),
@@ -470,6 +473,7 @@ def pack() -> None:
     click.option("--batches", callback=parse_batches, metavar="N,N,...",
                  help="Batches to plan a MODEL without a plan for, as 1,4,16; left out: what suits the target."),
     *PLANNING,
+    WEIGHTS,
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     QUIET,
 )  # fmt: skip

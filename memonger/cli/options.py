@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from memonger.devices import SEARCHES
-from memonger.option_names import Level, Mode, Order, Strategy
+from memonger.option_names import HeldWeights, Level, Mode, Order, Strategy
 from memonger.shapes.ranges import terms_of
 from memonger.units import MOST_BATCH, MOST_THREADS, MOST_TRIALS, parse_size
 from memonger.words import did_you_mean
@@ -212,6 +212,14 @@ WHOLE = click.option(
 MIRROR = click.option("--mirror", multiple=True, metavar="PATTERN",
                       help="Recompute these nodes (name, operator or output). May be repeated.")  # fmt: skip
 
+HELD_WEIGHTS = (
+    "How many weights are in memory: auto: as many as a budget has room for; packed: all; mapped: as few as there can "
+    "be, the others in the plan's file."
+)
+WEIGHTS = click.option(
+    "--weights", type=Choice(get_args(HeldWeights)), default="auto", show_default=True, help=HELD_WEIGHTS
+)
+
 RECOMPUTATION = (
     click.option("--strategy", type=Choice(get_args(Strategy)),
                  help="What decides what is recomputed; left out: the budget if there is one, else sweep for training, "
@@ -265,7 +273,7 @@ LORA = click.option(
     help="Train only low-rank adapters beside the weights of products: 8, or 8:*.query.weight.",
 )
 
-SEVERAL_PLANS = (MIRROR, STATE, WHOLE, *MOST_EXTRA_TIME, *LOWERING, *TRAINING, LORA, AS_JSON, QUIET)
+SEVERAL_PLANS = (MIRROR, STATE, WHOLE, *MOST_EXTRA_TIME, WEIGHTS, *LOWERING, *TRAINING, LORA, AS_JSON, QUIET)
 """Of commands that plan one model for several budgets or sizes."""
 
 FORMATS = ("html", "memory_viz", "perfetto", "speedscope", "netron")
@@ -286,9 +294,9 @@ COMMANDS = {
 _OPTIONS = {
     "Model": ("batch", "dims", "vary", "batches", "mode", "inputs", "name", "instances"),
     "Memory": (
-        "budget", "memory", "budgets", "points", "frontier", "strategy", "mirror", "keep", "chunks", "max_overhead",
-        "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views", "no_reuse",
-        "capacity",
+        "budget", "memory", "budgets", "weights", "points", "frontier", "strategy", "mirror", "keep", "chunks",
+        "max_overhead", "allow_rounding", "state", "limit", "order", "trials", "time_limit", "no_inplace", "no_views",
+        "no_reuse", "capacity",
     ),
     "Training": ("train", "loss", "train_mode", "lora", "precision", "optimizer", "lr", "momentum", "weight_decay",
                  "optimizer_bits", "buckets", "wrt", "frozen"),
@@ -299,7 +307,7 @@ _OPTIONS = {
         "wait",
     ),
     "Output": (
-        "output", "weights", "target", "annotated", "outputs", "report", "force", "details", "layers",
+        "output", "target", "annotated", "outputs", "report", "force", "details", "layers",
         "timed", "format", "measured", "around", "depth", "max_nodes", "color_by", "dot", "as_planned", "no_check",
         "as_json", "quiet",
     ),
@@ -335,7 +343,7 @@ NOT_FROM_ENVIRONMENT = ("output", "annotated", "outputs", "force", "help", "vers
 ONLY_PLANNING = (
     "mode", "batch", "dims", "level", "order", "strategy", "budget", "mirror", "keep", "trials", "time_limit",
     "no_inplace", "no_views", "no_reuse", "cuda_search", "small_workspace", "no_tf32", "no_deterministic", "chunks",
-    "max_overhead", "allow_rounding", "state", "buckets",
+    "max_overhead", "allow_rounding", "state", "buckets", "weights",
 )  # fmt: skip
 """Parameters that have no effect on a model that has a plan already."""
 

@@ -38,9 +38,10 @@ def plan(
     as_json: bool, quiet: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Plan a model, write what is asked for, and print the plan's figures."""
-    made = search_plan(model, quiet, **flags)
+    is_source = weights == "source"
+    made = search_plan(model, quiet, weights="auto" if is_source else weights, **flags)
     if output is not None:
-        made.save(output, weights=weights)
+        made.save(output, weights="source" if is_source else "own")
     if annotated is not None:
         made.annotated.save(annotated)
     if report is not None:

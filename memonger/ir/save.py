@@ -290,8 +290,8 @@ def refer_to(model: ir.Model, source: ir.Model, folder: Path, name: str) -> None
     if not theirs:
         raise PlanFileError(
             f"{name} has no weights in files of {folder}, which a plan there could refer to: store them beside the "
-            "model (onnx.save with save_as_external_data=True), and save the plan in that folder. Or have it hold its "
-            f"own ({option('weights', 'own')})."
+            "model (onnx.save with save_as_external_data=True), and save the plan in that folder. Or leave "
+            f"{option('weights', 'source')} out: then it holds its own."
         )
     sizes = {tensor.nbytes for tensor in beside}
     for value in model.graph.initializers.values():

@@ -19,6 +19,8 @@ from memonger.plan import Plan, graph_of
 from memonger.planner.job import Job, decided, finish, may_run_in_chunks, with_search
 from memonger.runtime.packing import packs_here
 from memonger.schedule.solution import total_bytes
+from memonger.units import format_size
+from memonger.words import option
 
 SPARE = 0, 1 / 32, 1 / 8
 """Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
@@ -69,7 +71,11 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
         return found[0], dataclasses.replace(found[1], budget=budget)
     hint = next((error.hint for error in refusals if error.hint), "")
     if job.mode == "inference" and (packs_here(job.lowered.stamp) or not job.device.is_host):
-        hint += why_kept(job.lowered.model, max(1, budget // TOLD), None if job.device.is_host else _on_the_host(job))
+        if job.options.weights == "packed":
+            free = with_window(dataclasses.replace(job, options=dataclasses.replace(job.options, weights="auto")))
+            hint += "" if free is None else f" With {option('weights', 'auto')} some of its weights may stay in a file."
+        else:
+            hint += _why_kept(job, max(1, budget // TOLD))
     raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
 
 
@@ -84,6 +90,30 @@ def least(job: Job) -> int:
         return windowed.request.base
     reads = weight_reads(job.lowered.model, job.request.graph)
     return job.request.base + sum(read.own - read.nbytes for read in reads) + max(read.resident for read in reads)
+
+
+def why_all_are_kept(job: Job) -> str:
+    """Why none of a job's weights can stay in a file; empty where some can."""
+    if with_window(job) is not None:
+        return ""
+    if job.device.facts.is_portable:
+        why = f" With {option('device', 'cpu')}, or a CUDA device, some may."
+    elif job.device.is_host and not packs_here(job.lowered.stamp):
+        why = " They may on a processor that onnxruntime's kernels are known to pack for as the file has it."
+    elif job.device.is_host and _weight_bytes(job) < MAPPED_LIMIT:
+        why = f" They take less than {format_size(MAPPED_LIMIT)}, which lies inside the file."
+    else:
+        why = _why_kept(job, 1)
+    return f"{option('weights', job.options.weights)}: none of its weights can stay in a file.{why}"
+
+
+def _why_kept(job: Job, least: int) -> str:
+    return why_kept(job.lowered.model, least, None if job.device.is_host else _on_the_host(job))
+
+
+def _weight_bytes(job: Job) -> int:
+    tensors = (value.const_value for value in job.lowered.model.graph.initializers.values())
+    return sum(one.nbytes for one in tensors if one is not None)
 
 
 def may_wait(job: Job) -> bool:
@@ -139,20 +169,21 @@ def _first(jobs: Iterable[Job], begin: float, refusals: list[BudgetError]) -> tu
 
 def attempts(job: Job) -> Iterator[Job]:
     """What a budget is searched with, in turn: the job as it is; then with a part of its weights in the plan's file.
+    Where they are to be mapped it is never as it is.
 
     With all else as large as it is without a budget more of the weights are left there, and with all else as small as
     the budget makes it fewer: the first computes nothing again but what is computed again anyway. What a training step
     computes again reads its weights again, next to any other: last there is room for the two largest.
     """
-    budget = job.request.budget
-    in_file = None if budget is None else with_window(job)
+    budget, is_mapped = job.request.budget, job.options.weights == "mapped"
+    in_file = with_window(job) if budget is not None or is_mapped else None
     if budget is None or in_file is None:
-        yield job
+        yield in_file or job
         return
-    if job.request.base < budget:
+    if job.request.base < budget and not is_mapped:
         yield job
     usual = dataclasses.replace(job.options, strategy=None, budget=None).chosen_strategy
-    for some in [in_file] if job.device.is_host else _on_host(job):
+    for some in [in_file] if job.device.is_host or is_mapped else _on_host(job):
         yield dataclasses.replace(some, request=dataclasses.replace(some.request, budget=None), strategy=usual)
     yield in_file
     roomy = with_window(job, any_order=True) if job.mode == "training" else None
@@ -183,8 +214,8 @@ def _with_values(job: Job, usual: float | None) -> Iterator[Iterator[Job]]:
         apart = dataclasses.replace(job, lowered=lowered, request=request, options=whole, has_window=True)
         yield apart
         if usual is None:
-            unwindowed = dataclasses.replace(apart, request=dataclasses.replace(request, base=job.request.base))
-            yield from filter(None, [with_window(unwindowed)])
+            request = dataclasses.replace(request, base=job.request.base)
+            yield from filter(None, [with_window(dataclasses.replace(apart, request=request, has_window=False))])
 
     yield from map(with_some, waiting.choices(job.request, usual))
 
@@ -237,7 +268,7 @@ def _copied(job: Job, reads: Sequence[Read]) -> Job:
 
 
 def with_window(job: Job, *, any_order: bool = False) -> Job | None:
-    """The job with as few weights in memory as there can be; None where none of them may stay in the plan's file.
+    """The job with as few weights in memory as there can be; None where it has, or none of them may stay in a file.
 
     That is on this machine's processor: the file has the weights as its kernels read them. Of a training step those may
     stay there that are frozen; what it updates stays in a file of the session's. On a CUDA device all lie in the host's
@@ -248,11 +279,12 @@ def with_window(job: Job, *, any_order: bool = False) -> Job | None:
         any_order: Whether a training step has room for its two largest, whichever come next to each other.
     """
     model, request = job.lowered.model, job.request
+    if job.has_window or job.options.weights == "packed":
+        return None
     if not job.device.is_host:
         copied = _copied_reads(job)
         return _copied(job, copied) if copied and not job.options.buckets else None
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    if not packs_here(job.lowered.stamp) or sum(one.nbytes for one in tensors if one is not None) < MAPPED_LIMIT:
+    if not packs_here(job.lowered.stamp) or _weight_bytes(job) < MAPPED_LIMIT:
         return None
     reads = weight_reads(model, request.graph)
     if not reads:

@@ -399,8 +399,9 @@ class _SizeSearch:
             raise complaint
         roles = training_roles.read(job.lowered.model, job.source.name)
         weights = parameter_bytes(job.lowered.model, roles, job.device)
-        self.may_have_window = self.options.budget is not None and with_window(job) is not None
-        if weights > self.memory and self.may_have_window:
+        is_mapped = self.options.weights == "mapped"
+        self.may_have_window = (self.options.budget is not None or is_mapped) and with_window(job) is not None
+        if self.may_have_window and (weights > self.memory or is_mapped):
             self.has_window = True
         elif weights > self.memory:
             what = "weights" if job.mode == "inference" else "parameters with what training keeps of them"
@@ -615,8 +616,9 @@ class _SizeSearch:
             try:
                 made = within(job, self.begin)
                 total, weights = made[1].total_bytes, made[1].parameter_bytes + request.base - job.request.base
-                least = total - made[1].resident_parameter_bytes + weights
-                return _Attempt(size, total, bound, made, least=least)
+                if total <= self.memory:
+                    least = total - made[1].resident_parameter_bytes + weights
+                    return _Attempt(size, total, bound, made, least=least)
             except BudgetError as error:
                 total = error.smallest
         if self.may_chunk:

@@ -19,7 +19,7 @@ from memonger.ir.model import Model
 from memonger.ir.save import MAPPED_LIMIT
 from memonger.lowering.lowered import Lowered
 from memonger.model import original_model
-from memonger.option_names import Mode, Strategy
+from memonger.option_names import HeldWeights, Mode, Strategy
 from memonger.options import Options
 from memonger.plan import LIMIT_MARGIN, Plan, input_bytes, is_sized_at_run_time
 from memonger.plan_file import ChunkedBand
@@ -56,8 +56,9 @@ class Job:
         solution: A schedule and its layout that were found before the search: of inference with nothing recomputed, of
             a training step what is left to do.
         search: What looks for chunks of this model, whatever the budget; None: nothing does yet.
-        has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs. The base of
-            the request has as few of them as there can be in memory. For a CUDA device: whether some lie in the host's.
+        has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs, or say. The
+            base of the request has as few of them as there can be in memory. For a CUDA device: whether some lie in the
+            host's.
     """
 
     source: Model
@@ -253,32 +254,33 @@ def finish(job: Job, solution: Solution, begin: float) -> Plan:
         passes=job.lowered.passes,
     )
     if job.has_window:
-        plan = _with_window(plan)
+        plan = _with_window(plan, job.options.weights)
     plan = _limited(plan, job.device)
     plan.verify()
     return dataclasses.replace(plan, notes=(*plan.notes, *map(shown, plan.state_notes)))
 
 
-def _with_window(plan: Plan) -> Plan:
-    """The plan with as many weights in its file as its budget needs.
+def _with_window(plan: Plan, weights: HeldWeights) -> Plan:
+    """The plan with as many weights in its file as its budget needs, or as there can be where they are to be mapped.
 
     Raises:
         BudgetError: it can't be held by that.
     """
     budget = plan.budget
-    assert budget is not None
     if not parse_device(plan.device).is_host:
-        if plan.total_bytes > budget:
+        if budget is not None and plan.total_bytes > budget:
             raise BudgetError(budget, plan.total_bytes, plan.total_bytes - plan.arena_bytes)
         return plan
     reads = weight_reads(plan.model, plan.graph)
-    spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
+    if weights == "packed":  # values of a step may wait in a file all the same
+        reads = [read for read in reads if read.made]
+    spare = LIMIT_MARGIN if budget is not None and is_sized_at_run_time(plan.model) else 0
     fixed = plan.total_bytes - sum(read.nbytes for read in reads) + spare
-    try:
-        return dataclasses.replace(plan, window=choose_window(reads, budget - fixed))
-    except ValueError:
-        needed = fixed + sum(read.own for read in reads) + largest_at_once(reads)
-        raise BudgetError(budget, needed, needed - plan.arena_bytes) from None
+    least = sum(read.own for read in reads) + largest_at_once(reads)
+    if budget is not None and fixed + least > budget:
+        raise BudgetError(budget, fixed + least, fixed + least - plan.arena_bytes)
+    room = least if budget is None or weights == "mapped" else budget - fixed
+    return dataclasses.replace(plan, window=choose_window(reads, room))
 
 
 def _limited(plan: Plan, device: Device) -> Plan:

@@ -48,7 +48,7 @@ from memonger.plan import (
     state_bytes,
 )
 from memonger.planner import cache, networkx_graph
-from memonger.planner.attempts import least, may_wait, with_window, within
+from memonger.planner.attempts import least, may_wait, why_all_are_kept, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
@@ -195,6 +195,8 @@ def pareto(
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
+    if chosen.weights == "mapped":
+        job = with_window(job) or job
     report_progress("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)
@@ -204,7 +206,10 @@ def pareto(
 
         made = [(job.copy(), one) for one in frontier(job.request, points, chosen.order, sizes, strategy)]
     report_progress("verify")
-    plans, job = [finish(*one, begin) for one in made], dataclasses.replace(job, strategy=strategy)
+    plans, job = list[Plan](), dataclasses.replace(job, strategy=strategy)
+    for plan in (finish(*one, begin) for one in made):
+        if all(plan.total_bytes < other.total_bytes for other in plans):  # else its window is larger
+            plans.append(plan)
     return (*plans, *_with_files(job, plans[-1].total_bytes, points, sizes, begin))
 
 
@@ -312,10 +317,12 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     if measured is not None and device.is_host and not ranges:  # values that a run sizes are in the base
         allocated = stock.allocated_bytes(lowered.model, measured.workspace, as_written=mode == "inference")
         stock_bytes = request.base + allocated
-    return Job(
+    job = Job(
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),
         stock_bytes, ranges=ranges,
     )  # fmt: skip
+    why = why_all_are_kept(job) if options.weights == "mapped" else ""
+    return dataclasses.replace(job, notes=(*job.notes, why)) if why else job
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:

@@ -28,8 +28,8 @@ from memonger.torch import operators
 
 aten = torch.ops.aten
 
-_MOST_SOURCES = 8
-"""Storages that one reads: the compiler stores what reads more (see `OPTIONS`: of itself it allows 12 on a CPU)."""
+_MOST_SOURCES = 12
+"""Storages that one reads: the compiler stores what reads more (see `OPTIONS`), as it does by default on a CPU."""
 
 _MOST_OPERATORS = 30
 """Operators in one reader: the compiler stores what more compute."""
