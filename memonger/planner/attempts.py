@@ -72,8 +72,9 @@ def within(job: Job, begin: float) -> tuple[Job, Plan]:
     hint = next((error.hint for error in refusals if error.hint), "")
     if job.mode == "inference" and (packs_here(job.lowered.stamp) or not job.device.is_host):
         if job.options.weights == "packed":
-            free = with_window(dataclasses.replace(job, options=dataclasses.replace(job.options, weights="auto")))
-            hint += "" if free is None else f" With {option('weights', 'auto')} some of its weights may stay in a file."
+            free = dataclasses.replace(job, options=dataclasses.replace(job.options, weights="auto"))
+            if with_window(free) is not None:
+                hint += f" With {option('weights', 'auto')} some of its weights may {_where(job)}."
         else:
             hint += _why_kept(job, max(1, budget // TOLD))
     raise BudgetError(budget, named, floor if waits else max(floor, bound), hint)
@@ -104,7 +105,11 @@ def why_all_are_kept(job: Job) -> str:
         why = f" They take less than {format_size(MAPPED_LIMIT)}, which lies inside the file."
     else:
         why = _why_kept(job, 1)
-    return f"{option('weights', job.options.weights)}: none of its weights can stay in a file.{why}"
+    return f"{option('weights', job.options.weights)}: none of its weights can {_where(job)}.{why}"
+
+
+def _where(job: Job) -> str:
+    return "stay in a file" if job.device.is_host else "lie in the host's memory"
 
 
 def _why_kept(job: Job, least: int) -> str:

@@ -586,11 +586,16 @@ class _SizeSearch:
         return _Attempt(size, beyond=Beyond(size, "refused", reason=reason))
 
     def _in_chunks(self, size: int, job: Job) -> _Attempt:
-        """A size planned as `memonger.search_plan` does; inference has a budget whatever decides what it recomputes."""
-        budget = self.memory if job.mode == "inference" else job.request.budget
-        request, made = dataclasses.replace(job.request, budget=budget), None
+        """A size planned as `memonger.search_plan` does. Inference has a budget by any strategy: where that takes none,
+        nothing is computed again."""
+        is_inference = job.mode == "inference"
+        request, made = (
+            dataclasses.replace(job.request, budget=self.memory if is_inference else job.request.budget),
+            None,
+        )
+        strategy: Strategy = "none" if is_inference and job.request.budget is None else job.strategy
         try:
-            made = decided(dataclasses.replace(job, request=request))
+            made = decided(dataclasses.replace(job, request=request, strategy=strategy))
             total = total_bytes(made[0].request, made[1])
         except BudgetError as error:
             total = error.smallest

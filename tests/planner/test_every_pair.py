@@ -53,6 +53,7 @@ VALUES: Mapping[str, Sequence[Chosen]] = {
     "precision": [{"precision": "float16", "loss": LOSS}],
     "device": [{"device": "none"}, {"device": "cpu"}, {"device": "cuda"}],
     "budget": [{"budget": "64MiB"}],
+    "weights": [{"weights": "packed"}, {"weights": "mapped"}],
     "strategy": [
         *({"strategy": name} for name in ("none", "cheap", "block", "sqrt", "log", "sweep", "marks")),
         *({"strategy": name, "budget": "64MiB"} for name in ("budget", "exact")),

@@ -53,6 +53,23 @@ def _in_use() -> int:
 
 
 @needs_cuda
+def test_all_weights_that_may_lie_in_the_hosts_memory_where_they_are_mapped() -> None:
+    mapped = memonger.search_plan(_copies(), level="disable", weights="mapped", **OPTIONS)
+    assert set(mapped.host_weights) == set(_weights())
+    with memonger.Session(mapped) as session:
+        found = session.run({"x": np.ones((1, 4), np.float32)})
+        assert all(np.array_equal(found[f"y{n}"], weight) for n, weight in enumerate(_weights().values()))
+    packed = memonger.search_plan(_copies(), level="disable", weights="packed", **OPTIONS)
+    assert not packed.host_weights
+    with pytest.raises(
+        memonger.BudgetError, match="With weights='auto' some of its weights may lie in the host's memory"
+    ):
+        memonger.search_plan(
+            _copies(), level="disable", weights="packed", budget=packed.total_bytes - WEIGHT, **OPTIONS
+        )
+
+
+@needs_cuda
 @pytest.mark.parametrize("is_saved", [True, False])
 @pytest.mark.parametrize("fewer", [1, 4, 7])
 def test_what_reads_a_copy_finds_the_weight_and_no_other(fewer: int, is_saved: bool, tmp_path: Path) -> None:

@@ -83,6 +83,19 @@ def test_both_copies_count_with_and_without_a_window(whole: memonger.Plan, plan:
     assert left <= plan.read_bytes <= times * weight  # a product that runs again reads its weight again
 
 
+def test_weights_of_a_step_are_mapped_where_that_is_asked_for(
+    differentiated: memonger.Model, whole: memonger.Plan, plan: memonger.Plan, tmp_path: Path
+) -> None:
+    mapped = memonger.search_plan(differentiated, device="cpu", threads=1, weights="mapped")
+    assert mapped.window is not None
+    assert mapped.resident_parameter_bytes < plan.resident_parameter_bytes
+    assert {read.name for read in weight_reads(mapped.model, mapped.graph)} == set(mapped.window.weights)
+    mapped.save(tmp_path / "mapped.onnx")
+    usual, session = memonger.TrainingSession(whole), memonger.TrainingSession(tmp_path / "mapped.onnx")
+    for _ in range(3):
+        assert session.step(_feeds(session)) == usual.step(_feeds(usual))
+
+
 def test_steps_have_the_bits_of_the_plan_without_a_window(
     whole: memonger.Plan, plan: memonger.Plan, planned: Path, tmp_path: Path
 ) -> None:

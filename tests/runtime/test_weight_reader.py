@@ -136,6 +136,57 @@ def test_plans_without_need_have_no_window(tmp_path: Path) -> None:
         assert session.weight_readers == ()
 
 
+def test_weights_are_mapped_or_packed_where_that_is_asked_for(
+    plan: memonger.Plan, expected: np.ndarray, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"device": "cpu", "mode": "inference"}
+    mapped = memonger.search_plan(_model(), weights="mapped", **options)
+    with pytest.raises(memonger.BudgetError) as refused:
+        memonger.search_plan(_model(), budget="1MiB", **options)
+    assert mapped.total_bytes == refused.value.smallest
+    assert mapped.budget is None
+    assert memonger.search_plan(_model(), weights="mapped", budget=BUDGET, **options).window == mapped.window
+    mapped.save(tmp_path / "planned.onnx")
+    with memonger.Session(tmp_path / "planned.onnx") as session:
+        assert np.array_equal(session.run(FEED)[RESULT], expected)
+        assert len(session.weight_readers) == 1
+    for budget in (None, "64MiB"):
+        assert memonger.search_plan(_model(), weights="packed", budget=budget, **options).window is None
+    with pytest.raises(memonger.BudgetError, match="With weights='auto' some of its weights may stay in a file") as no:
+        memonger.search_plan(_model(), weights="packed", budget=BUDGET, **options)
+    assert no.value.lower_bound > plan.parameter_bytes
+    frontiers = {how: memonger.pareto(_model(), points=2, weights=how, **options) for how in ("mapped", "packed")}
+    assert all(each.window is not None for each in frontiers["mapped"])
+    assert all(each.window is None for each in frontiers["packed"])
+
+
+def test_the_largest_batch_with_its_weights_mapped(plan: memonger.Plan) -> None:
+    """In a memory that has room for all of them as well: more of it is left for values."""
+    options: dict[str, Any] = {"device": "cpu", "mode": "inference", "chunks": "off"}
+    usual, mapped = (memonger.fit(_open(), "16MiB", weights=how, **options) for how in ("auto", "mapped"))
+    assert usual.plan is not None
+    assert usual.plan.window is None
+    assert mapped.plan is not None
+    assert mapped.plan.window is not None
+    assert mapped.size > usual.size
+    with pytest.raises(memonger.PlanError, match="weights alone take"):
+        memonger.fit(_open(), BUDGET, weights="packed", **options)
+
+
+def test_a_plan_whose_weights_cannot_be_mapped_says_why() -> None:
+    small = model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [4]}, {"y": [4]}, w=normal(1, 4))
+    for model, device, words in (
+        (_model(), "none", "can stay in a file. With device='cpu', or a CUDA device, some may."),
+        (small, "cpu", "They take less than 1.00 MiB, which lies inside the file."),
+    ):
+        plan = memonger.search_plan(model, device=device, mode="inference", weights="mapped")
+        assert plan.window is None
+        assert any(note.startswith("weights='mapped': none of its weights can stay") for note in plan.notes)
+        assert any(words in note for note in plan.notes)
+    with pytest.raises(memonger.PlanError, match="weights must be 'auto', 'packed' or 'mapped', not 'maped'"):
+        memonger.search_plan(small, weights="maped")  # type: ignore[arg-type]
+
+
 def test_the_smallest_budget_that_is_named_works() -> None:
     with pytest.raises(memonger.BudgetError, match=r"no plan within 1\.00 MiB") as refused:
         memonger.search_plan(_model(), device="cpu", mode="inference", budget="1MiB")
@@ -224,7 +275,7 @@ def test_a_plan_that_is_in_no_file_is_refused(plan: memonger.Plan) -> None:
 def test_what_does_not_go_with_a_window(plan: memonger.Plan, planned: Path, tmp_path: Path) -> None:
     with pytest.raises(memonger.SessionError, match="one run at a time: leave out threads='arena'"):
         memonger.Session(planned, threads="arena")
-    with pytest.raises(memonger.PlanFileError, match="give it a file of its own"):
+    with pytest.raises(memonger.PlanFileError, match="leave weights='source' out"):
         plan.save(tmp_path / "planned.onnx", weights="source")
 
 

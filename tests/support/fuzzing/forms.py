@@ -157,6 +157,7 @@ def tiles(choice: random.Random, folder: Path, tell: Tell, only_stock: bool) -> 
         options |= {"max_overhead": 1e9} if choice.random() < 0.8 else {}
     options |= {"budget": choice.choice(["4KiB", "16KiB", "1MiB"]), "effort": 2_000} if choice.random() < 0.3 else {}
     device = choice.choice(["none", "cpu"]) if is_range else "cpu"
+    options |= {"weights": choice.choice(["packed", "mapped"])} if choice.random() < 0.2 else {}
     tell(mutation=f"{device} {shape} {options}: {note}", stage="device plan" if device == "cpu" else "plan")
     feeds = [
         {"x": net.rng.standard_normal([size if dim == "N" else dim for dim in shape], np.float32)} for size in sizes
