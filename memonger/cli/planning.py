@@ -150,7 +150,8 @@ def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
     given = given_again(click.get_current_context(), ("points", "budgets", "as_json", "quiet"))
     moves = record["window"] or record["host_weights"]
     is_asked = record["recomputed_nodes"] or moves or any(each["chunks"] for each in records)
-    budget = f" --budget {record['budget_bytes'] if moves else record['total_bytes']}B" if is_asked else ""
+    size = (record["budget_bytes"] if moves else None) or record["total_bytes"]  # where weights are mapped it has none
+    budget = f" --budget {size}B" if is_asked else ""
     return f"memonger plan {given}{budget} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
 
 
