@@ -37,7 +37,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import memonger.torch
-from benchmarks.machine import Record, Table, geometric_mean, keep, progress, stamp
+from benchmarks.machine import Record, Table, geometric_mean, keep, machine, progress, stamp
 from benchmarks.training.step_networks import NETWORKS, WithLoss, apart, inputs_of
 from memonger.errors import BudgetError, PlanError
 from memonger.torch import budget
@@ -274,17 +274,24 @@ def held(who: str, networks: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str
         yield f"{who}: {share:.0%} is held by {holds} of {len(rows)} networks{limit}"
 
 
+PACKAGES = "torch", "transformers", "numpy"
+
+
 def heading(record: Record, names: Sequence[str]) -> Iterator[str]:
-    """The columns, below what isn't measured yet."""
+    """The columns, below what isn't measured yet, and what was measured on another machine."""
     missing = ", ".join(name for name in names if name not in record.rows)
     yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
+    here, others = machine(PACKAGES), dict[str, list[str]]()
+    for name in (name for name in names if name in record.rows):
+        others.setdefault(record.rows[name]["machine"], []).append(name)
+    yield from (f"{', '.join(of_it)}: {other}" for other, of_it in others.items() if other != here)
     yield from ("", TABLE.heading)
 
 
 def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     """The table."""
     yield "Training steps of PyTorch in a budget; MiB; time: of a step ÷ the step as it is, the fastest of turns"
-    yield from stamp("training.torch_budgets", ("torch", "transformers", "numpy"))
+    yield from stamp("training.torch_budgets", PACKAGES)
     yield "error: largest difference of gradients from those of the step as it is, over the largest of these"
     yield "seconds: to plan. PyTorch's own compiler isn't there: it takes minutes to compile a network"
     yield from heading(record, names)
@@ -342,7 +349,7 @@ def program(
         if done.returncode:
             print(f"{name} failed", flush=True)
         else:
-            record.add(name, {"rows": json.loads(done.stdout.splitlines()[-1])})
+            record.add(name, {"machine": machine(PACKAGES), "rows": json.loads(done.stdout.splitlines()[-1])})
     keep(table(record, chosen if is_kept else names), kept.with_suffix(".txt") if is_kept else None)
 
 

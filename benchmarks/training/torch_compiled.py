@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 import memonger.torch
 from benchmarks.machine import Record, stamp
 from benchmarks.training.step_networks import NETWORKS
-from benchmarks.training.torch_budgets import Contest, Loss, Rows, heading, program, shown
+from benchmarks.training.torch_budgets import PACKAGES, Contest, Loss, Rows, heading, program, shown
 from tests.support.live_storages import allocated
 
 ACTIVATIONS, SHARE = 0.5, 0.7
@@ -124,7 +124,7 @@ def measured(name: str) -> list[dict[str, Any]]:
 def lines(record: Record, names: Sequence[str]) -> Iterator[str]:
     """The table."""
     yield "Training steps that PyTorch's compiler makes; MiB; time: of a step ÷ the eager one, the fastest of turns"
-    yield from stamp("training.torch_compiled", ("torch", "transformers", "numpy"))
+    yield from stamp("training.torch_compiled", PACKAGES)
     yield "error: largest difference of gradients from those of the same graph in float64, over the largest of these"
     yield "seconds: to plan, without compiling"
     yield from heading(record, names)
