@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -250,16 +250,11 @@ class DistributedTrainingSession(TrainingSession):
             self._compare_weights()
 
     def close(self) -> None:
-        """Leave the ranks. Those that take another step are told that this one doesn't."""
+        """Leave the ranks, and give everything back. Those that take another step are told that this one doesn't."""
         if not self._ended:
             self._ended = "the session is closed."
             self._engine.close(f"closed its session after {self.steps} steps")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        super().close()
 
     def _compare(self, what: str, own: str, advice: str) -> None:
         """Check that all ranks have the same.

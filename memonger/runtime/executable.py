@@ -329,6 +329,13 @@ class Executable:
             self._kept.begin(binding.program)
         return binding.run_fast(inputs, copy)
 
+    def close(self) -> None:
+        """End its sessions, and what reads weights for them. It can't run any more."""
+        for engine in self.engines:
+            engine.close()
+        for reader in self.weight_readers:
+            reader.close()
+
     @property
     def weight_readers(self) -> tuple[WeightReader, ...]:
         """What holds weights that stay in the plan's file to their window; there is none where all are in memory."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -74,6 +74,7 @@ class Trainer:
         self._parts: tuple[list[float], list[float]] = [], []  # of the step's loss: see `_part`
         self._earlier = 0  # how many of those are of micro-batches before the last one
         self._torn = False  # whether a step failed after it had begun to update
+        self._is_closed = False
         self._exchange: Exchange | None = None  # what ranks do between the partitions of a step
         beside = Path(plan).resolve().parent if isinstance(plan, str | Path) else tempfile.gettempdir()
         detached = read_plans(plan, accumulation, device, self._share, check_order, state_folder or beside)
@@ -103,8 +104,9 @@ class Trainer:
 
     def __repr__(self) -> str:
         """As ``<TrainingSession digits on cpu: 12 steps, arena 1.20 MiB>``."""
-        steps, arena = f"{self.steps} step{'' if self.steps == 1 else 's'}", format_size(self._arena.size)
-        return shown(f"<{type(self).__name__} {self._name} on {self.device}: {steps}, arena {arena}>")
+        state = "closed" if self._is_closed else f"arena {format_size(self._arena.size)}"
+        steps = f"{self.steps} step{'' if self.steps == 1 else 's'}"
+        return shown(f"<{type(self).__name__} {self._name} on {self.device}: {steps}, {state}>")
 
     def step(self, inputs: Inputs | Sequence[Inputs], *, learning_rate: float | None = None) -> float:
         """Train on one batch, or on several micro-batches: the step is that of one batch with all of their samples.
@@ -261,6 +263,7 @@ class Trainer:
     @property
     def inputs(self) -> tuple[Input, ...]:
         """What `step` takes: the model's inputs, labels included."""
+        self._check_open()
         return self._bound[0].inputs
 
     def outputs(self) -> dict[str, np.ndarray]:
@@ -378,13 +381,43 @@ class Trainer:
                     self._released = None
                 folder.remove()
 
+    def close(self) -> None:
+        """Give everything back: parameters, state, activations. What wasn't saved is lost, and no step follows.
+
+        Raises:
+            SessionError: the training state is released.
+        """
+        if self._is_closed:
+            return
+        self._check_not_released(whole=False)
+        for one in (*self._bound, *self._others):
+            one.close()
+        self._is_closed, self._has_outputs = True, False
+        self._bound, self._others = [], []
+        self._evaluations.clear()
+        del self._weights, self._state, self._arena, self._packed_forward, self._frozen
+        process_memory.settle()
+
+    def __enter__(self) -> Self:
+        """The session itself; the end of the ``with`` block closes it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionError("the session is closed: make a new one.")
+
     def _check_not_released(self, *, whole: bool = True) -> None:
+        self._check_open()
         if self._released is not None:
             raise SessionError("the training state is released: leave release_training_state() first.")
         if whole:
             self._check_whole()
 
     def _check_whole(self) -> None:
+        self._check_open()
         if self._torn:
             raise SessionError(
                 f"a step of {self._name} failed after it had begun to update: part of the parameters is of this step, "
@@ -404,6 +437,7 @@ class Trainer:
     @property
     def engines(self) -> tuple[Engine, ...]:
         """What runs a step's partitions, in order."""
+        self._check_open()
         return self._bound[0].engines
 
     @property

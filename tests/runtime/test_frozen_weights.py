@@ -91,9 +91,12 @@ def test_weights_of_a_step_are_mapped_where_that_is_asked_for(
     assert mapped.resident_parameter_bytes < plan.resident_parameter_bytes
     assert {read.name for read in weight_reads(mapped.model, mapped.graph)} == set(mapped.window.weights)
     mapped.save(tmp_path / "mapped.onnx")
-    usual, session = memonger.TrainingSession(whole), memonger.TrainingSession(tmp_path / "mapped.onnx")
-    for _ in range(3):
-        assert session.step(_feeds(session)) == usual.step(_feeds(usual))
+    with memonger.TrainingSession(whole) as usual, memonger.TrainingSession(tmp_path / "mapped.onnx") as session:
+        for _ in range(3):
+            assert session.step(_feeds(session)) == usual.step(_feeds(usual))
+        assert "memonger weights" in {thread.name for thread in threading.enumerate()}
+    assert "memonger weights" not in {thread.name for thread in threading.enumerate()}
+    assert resident(tmp_path / "mapped.onnx") == 0
 
 
 def test_steps_have_the_bits_of_the_plan_without_a_window(

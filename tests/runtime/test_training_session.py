@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,31 @@ def test_the_learning_rate_is_the_optimizers_unless_a_step_is_given_one(planned:
     np.testing.assert_array_equal(before["last.weight"], after["last.weight"])
     trainer.step(batch())
     assert not np.array_equal(after["last.weight"], trainer.state_dict()["last.weight"])
+
+
+def test_a_closed_session_has_given_everything_back_and_says_so(planned: Path, tmp_path: Path) -> None:
+    with memonger.TrainingSession(planned) as trainer:
+        trainer.step(batch())
+        trainer.evaluate({"x": batch()["x"]})
+        kept = trainer.state_dict()
+        arenas = [weakref.ref(one) for one in (trainer._arena, trainer._state.arena, trainer._weights.arena)]
+        with trainer.release_training_state(), pytest.raises(SessionError, match="leave release_training_state"):
+            trainer.close()
+    assert [one() for one in arenas] == [None] * 3
+    assert kept["last.weight"].any()
+    for use in (
+        lambda: trainer.step(batch()),
+        lambda: trainer.evaluate({"x": batch()["x"]}),
+        lambda: trainer.save(tmp_path / "state"),
+        lambda: trainer.load_state_dict(kept),
+        lambda: trainer.export(tmp_path / "trained.onnx"),
+        lambda: trainer.inputs,
+        trainer.state_dict,
+    ):
+        with pytest.raises(SessionError, match="the session is closed: make a new one"):
+            use()
+    assert "1 step, closed" in repr(trainer)
+    trainer.close()
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_and_is_reported(
