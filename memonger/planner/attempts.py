@@ -93,6 +93,11 @@ def least(job: Job) -> int:
     return job.request.base + sum(read.own - read.nbytes for read in reads) + max(read.resident for read in reads)
 
 
+def as_asked(job: Job) -> Job:
+    """The job without a budget: where its weights are to be mapped, with as few in memory as there can be."""
+    return (with_window(job) if job.options.weights == "mapped" else None) or job
+
+
 def why_all_are_kept(job: Job) -> str:
     """Why none of a job's weights can stay in a file; empty where some can."""
     if with_window(job) is not None:
@@ -181,9 +186,9 @@ def attempts(job: Job) -> Iterator[Job]:
     computes again reads its weights again, next to any other: last there is room for the two largest.
     """
     budget, is_mapped = job.request.budget, job.options.weights == "mapped"
-    in_file = with_window(job) if budget is not None or is_mapped else None
+    in_file = None if budget is None else with_window(job)
     if budget is None or in_file is None:
-        yield in_file or job
+        yield as_asked(job)
         return
     if job.request.base < budget and not is_mapped:
         yield job

@@ -48,7 +48,7 @@ from memonger.plan import (
     state_bytes,
 )
 from memonger.planner import cache, networkx_graph
-from memonger.planner.attempts import least, may_wait, why_all_are_kept, with_window, within
+from memonger.planner.attempts import as_asked, least, may_wait, why_all_are_kept, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
@@ -127,7 +127,7 @@ def _search_plan(source: Source | Model, chosen: Options, begin: float) -> Plan:
     """The plan of a model, made anew."""
     job = prepare(source, chosen)
     made, plan = within(job, begin)
-    return _within_overhead(job, made, plan, begin) if made.chunks and chosen.budget is None else plan
+    return _within_overhead(as_asked(job), made, plan, begin) if made.chunks and chosen.budget is None else plan
 
 
 @overload
@@ -195,8 +195,7 @@ def pareto(
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
     job = prepare(source, chosen, times=True)
-    if chosen.weights == "mapped":
-        job = with_window(job) or job
+    job = as_asked(job)
     report_progress("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)

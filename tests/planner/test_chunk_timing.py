@@ -5,10 +5,13 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
+from onnx import helper
 
 import memonger
 from memonger.ir.marks import CHUNK
 from memonger.planner import chunk_timing, search_plan
+from tests.support.networks import model_of
+from tests.support.stock import normal
 from tests.tiling.test_chunking import convolutions
 
 PERCEPTRON = onnx.parser.parse_model(
@@ -47,6 +50,24 @@ def test_chunks_that_take_too_long_become_coarser_or_none(monkeypatch: pytest.Mo
     assert not whole.chunks
     assert _copies(whole) == 0
     assert any("measured to take longer than max_overhead=0.5 allows" in note for note in whole.notes)
+
+
+def test_chunks_that_take_too_long_leave_weights_that_are_mapped_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of 1 MiB each: of the plan in chunks, and of the one without that takes its place."""
+    layers = range(3)
+    nodes = [helper.make_node("MatMul", [f"x{n}", f"w{n}"], [f"x{n + 1}"]) for n in layers]
+    weights = {f"w{n}": normal(n, 512, 512) for n in layers}
+    model = model_of(nodes, {"x0": [2048, 512]}, {"x3": [2048, 512]}, **weights)
+    monkeypatch.setattr(chunk_timing, "SHORTEST", 0.0)
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: 0.0)
+    chunked = memonger.search_plan(model, device="cpu", mode="inference", max_overhead=2.0, weights="mapped")
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: 4.0)
+    whole = memonger.search_plan(model, device="cpu", mode="inference", max_overhead=2.0, weights="mapped")
+    assert chunked.chunks
+    assert not whole.chunks
+    for plan in (chunked, whole):
+        assert plan.window is not None
+        assert len(plan.window.weights) == len(layers)
 
 
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
