@@ -366,6 +366,17 @@ def test_an_optional_input(device: str) -> None:
         memonger.Session(plan).run({"o": None})
 
 
+@DEVICES
+def test_an_optional_value_in_a_range_of_sizes(device: str) -> None:
+    """A run shows the bytes that an optional holds, and it stays one."""
+    nodes = [NODE("Optional", ["x"], ["o"]), NODE("OptionalHasElement", ["o"], ["h"])]
+    nodes.append(NODE("OptionalGetElement", ["o"], ["y"]))
+    outputs = [INFO("y", TensorProto.FLOAT, ["n", 64]), INFO("h", TensorProto.BOOL, [])]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["n", 64])], outputs, [])
+    for rows in (1, 8):
+        _agree(model, {"x": X[:rows].copy()}, device, dims={"n": (1, 8)})
+
+
 def test_a_file_that_onnxruntimes_optimizer_saved_is_planned_without_a_device(tmp_path: Path) -> None:
     """Its blocked convolutions are onnxruntime's own, and nothing infers their types."""
     weight = np.random.default_rng(1).standard_normal((16, 3, 3, 3)).astype(np.float32)
