@@ -452,7 +452,7 @@ def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "body, kind",
+    ("body", "kind"),
     [
         ("a = Concat<axis=1>(x, x) b = Equal(a, a) c = Cast<to=1>(b) d = Exp(c)", "string"),
         ("a = Exp(x) q = QuantizeLinear<output_dtype=22>(a, s) b = DequantizeLinear(q, s) d = Sin(b)", "float"),
