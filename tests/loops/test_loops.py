@@ -470,3 +470,11 @@ def test_what_is_no_array_is_not_compared_and_stays_whole(body: str, kind: str) 
         feeds = {"x": normal(0, 256, 64) if kind == "float" else np.full((256, 64), "a", object)}
         want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
         assert same(got["y"], want["y"])
+
+
+def test_a_model_that_does_not_run_on_random_numbers_says_so() -> None:
+    model = parse("""g (float[1,1,4,4] x, int64[4] s) => (float[] y) { a = Resize<mode="linear">(x, , , s)
+        b = Exp(a) y = Sin(b) }""")  # fmt: skip
+    with pytest.raises(memonger.PlanError, match=r"doesn't run the model.*fed random numbers.*\(check=False\)"):
+        memonger.shrink(model)
+    assert memonger.shrink(model, check=False).model

@@ -174,6 +174,8 @@ def test_a_dictionary_as_input(
     assert np.array_equal(session.run({"d": stock_gives["y"]})["z"], stock_gives["z"])
     with pytest.raises(memonger.SessionError, match="input 'd': its entries have to be of type float"):
         session.run({"d": dict.fromkeys(feed, "text")})
+    with pytest.raises(memonger.PlanError, match="input 'd' is a dictionary, and a plain file would take a table"):
+        memonger.shrink(model)
 
 
 def test_a_dictionary_as_input_whose_keys_nothing_names_says_what_to_do() -> None:
