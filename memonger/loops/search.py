@@ -47,7 +47,7 @@ from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.slice_check import SliceCheck
 from memonger.tiling.writer import SliceWriter
-from memonger.words import NAME, N, either, option
+from memonger.words import NAME, N, either, option, quoted
 
 TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
@@ -237,6 +237,10 @@ def shrink(
     before = replace(made.before, expected=expected(original, shapes, cores))
     original_model.embed(made.model, original)
     notes = made.notes
+    if tables := [value.name for value in loaded.ir.graph.outputs if value.name in maps]:
+        notes += (
+            f"{quoted(tables)}: a table in the file, with a column for each key, where the model gives dictionaries.",
+        )
     if target is not None:
         RUNTIMES[target].check(made.model)
         notes += (f"{RUNTIMES[target].name}: {RUNTIMES[target].note}",)

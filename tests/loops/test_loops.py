@@ -478,3 +478,18 @@ def test_a_model_that_does_not_run_on_random_numbers_says_so() -> None:
     with pytest.raises(memonger.PlanError, match=r"doesn't run the model.*fed random numbers.*\(check=False\)"):
         memonger.shrink(model)
     assert memonger.shrink(model, check=False).model
+
+
+def test_an_output_of_dictionaries_is_said_to_be_a_table_in_the_file() -> None:
+    model = parse("""g (float[256,512] x) => (float[256,2] y) { k = Constant<value_ints=[2,510]>() a = Exp(x)
+        c = Mul(a, a) s, r = Split<axis=1>(c, k) e = Sin(r) m = ReduceMean<axes=[1]>(e) b = Add(s, m)
+        y = Identity(b) }""")  # fmt: skip
+    zipped = onnx.helper.make_node("ZipMap", ["b"], ["y"], domain="ai.onnx.ml", classlabels_strings=["no", "yes"])
+    model.graph.node[-1].CopyFrom(zipped)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    row = onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, onnx.helper.make_tensor_type_proto(1, []))
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
+    assert any(
+        note.startswith("'y': a table in the file")
+        for note in memonger.shrink(model, max_overhead=9, check=False).notes
+    )
