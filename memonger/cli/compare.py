@@ -18,6 +18,7 @@ from memonger.devices import Device
 from memonger.errors import MemongerError, system_checked
 from memonger.files import write_whole
 from memonger.graph.schedule import drop_copies
+from memonger.ir.maps import maps_of
 from memonger.ir.save import save_model
 from memonger.lowering.device_form import LEVELS
 from memonger.model.kept_state import fullest
@@ -330,9 +331,14 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     source = None if plan.source_file is None else plan.source_file.found(planned.parent)
     given = model if KEY not in load_as_is(model).ir.metadata_props else source
     if given is not None:
-        names = {value.name for value in load_as_is(given).ir.graph.inputs}
+        read = load_as_is(given)
+        names = {str(value.name) for value in read.ir.graph.inputs}
+        if names.isdisjoint(maps_of(read.ir, read.name)):
+            usable = given
+        else:  # what inputs come as between processes are tables
+            save_model(read.ir, usable := folder / "of_tables.onnx")
         if all(value.name in names for value in plan.model.graph.inputs):
-            return given
+            return usable
     if not plan.recomputed:
         return planned
     path = folder / "every_node_once.onnx"

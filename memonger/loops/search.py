@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.files import write_whole
+from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
 from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
@@ -46,7 +47,7 @@ from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.slice_check import SliceCheck
 from memonger.tiling.writer import SliceWriter
-from memonger.words import option
+from memonger.words import NAME, N, either, option, quoted
 
 TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
@@ -169,6 +170,12 @@ def shrink(
     loaded = load(source, batch=batch, dims=asked.sizes)
     if KEY in loaded.ir.metadata_props:
         raise PlanError(f"{loaded.name} is planned: shrink the model that it was planned from.")
+    maps = maps_of(loaded.ir, loaded.name)
+    if given := next((value.name for value in loaded.ir.graph.inputs if value.name in maps), None):
+        raise PlanError(
+            f"{loaded.name}: input '{given}' is a dictionary, and a plain file would take a table in its place. "
+            f"A session of a plan takes either ({either('memonger.search_plan', 'memonger plan')})."
+        )
     original = load_as_is(source).ir
     in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     settled = SliceWriter(loaded.ir.clone())
@@ -230,6 +237,10 @@ def shrink(
     before = replace(made.before, expected=expected(original, shapes, cores))
     original_model.embed(made.model, original)
     notes = made.notes
+    if tables := [value.name for value in loaded.ir.graph.outputs if value.name in maps]:
+        notes += (
+            f"{quoted(tables)}: a table in the file, with a column for each key, where the model gives dictionaries.",
+        )
     if target is not None:
         RUNTIMES[target].check(made.model)
         notes += (f"{RUNTIMES[target].name}: {RUNTIMES[target].note}",)
@@ -372,7 +383,7 @@ class _Contest:
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
         last = forecast.left[-1]
-        with self._process(path, "before") as before:
+        with self._process_of_the_model(path) as before:
             for number in range(1, TRIED + 1):
                 if number == TRIED and last in forecast.left:
                     forecast.left = [last]
@@ -402,6 +413,16 @@ class _Contest:
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
         raise PlanError(f"{nothing}: {tried}.")
+
+    def _process_of_the_model(self, path: Path) -> MeasuredSession:
+        try:
+            return self._process(path, "before")
+        except WorkerError as error:
+            sizes, whole = option("dims", {NAME: N}), either("check=False", "--no-check")
+            raise PlanError(
+                f"stock onnxruntime doesn't run the model: {str(error).rstrip('.')}. It was fed random numbers: give "
+                f"other sizes ({sizes}), or have nothing compared ({whole})."
+            ) from error
 
     def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:
         job = RunJob(

@@ -592,7 +592,7 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
         dtype = value.dtype if value.dtype is not None else profile.DTYPES.get(kind)
         inferred = static_shape(value)
         if dtype is not None and (inferred is None or inferred == dims):
-            value.type, value.shape = ir.TensorType(ir.DataType(dtype)), ir.Shape(list(dims))
+            value.type, value.shape = value.type or ir.TensorType(ir.DataType(dtype)), ir.Shape(list(dims))
         elif inferred is not None:
             value.shape = None
 

@@ -7,6 +7,7 @@ The portable form, here, holds standard operators only and is bound to no machin
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import onnx
 import onnx_ir as ir
 
 from memonger.devices import Stamp
@@ -61,11 +62,15 @@ class Lowered:
     passes: tuple[PassRecord, ...] = ()
 
 
-_WITHOUT_KERNEL = frozenset([
-    "Bernoulli", "CastLike", "CausalConvWithState", "CenterCropPad", "GroupNormalization", "HardSwish",
-    "LinearAttention", "Mish", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU", "Swish",
-])  # fmt: skip
-"""Standard operators that onnxruntime has no kernel for, on the CPU: it runs their function bodies."""
+_WITHOUT_KERNEL: Mapping[str, int] = {
+    **dict.fromkeys(
+        ["Bernoulli", "CastLike", "CausalConvWithState", "CenterCropPad", "GroupNormalization", "HardSwish",
+         "LinearAttention", "Mish", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU", "Swish"], 1,
+    ),
+    "Attention": 25, "ReduceLogSum": 28, "ReduceLogSumExp": 28,
+}  # fmt: skip
+"""Standard operators that onnxruntime has no kernel for, on the CPU: it runs their function bodies. By operator the
+first of its versions of which that is so: a kernel without a last version is for the one alone that it begins with."""
 
 
 def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shapes) -> bool:
@@ -81,12 +86,17 @@ def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shap
         found = True
     while nodes := [
         node for node in model.graph
-        if node.domain == "" and node.op_type in _WITHOUT_KERNEL and body_of(node, opset) is not None
+        if node.domain == "" and _is_without_kernel(node.op_type, opset) and body_of(node, opset) is not None
     ]:  # fmt: skip
         write_out(model, nodes)
         infer(model)
         found = True
     return found
+
+
+def _is_without_kernel(operator: str, opset: int) -> bool:
+    first = _WITHOUT_KERNEL.get(operator)
+    return first is not None and (first == 1 or int(onnx.defs.get_schema(operator, opset, "").since_version) >= first)
 
 
 def portable(model: Model) -> Lowered:

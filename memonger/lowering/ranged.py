@@ -116,7 +116,7 @@ def with_sizes(model: ir.Model, ranges: Mapping[str, DimRange], seen: Sequence[c
         kind, dims = seen[0].tensors.get(str(value.name), (None, None))
         dtype = profile.DTYPES.get(kind) if value.dtype is None and kind is not None else value.dtype
         if dtype is not None and dims is not None:
-            value.type = ir.TensorType(ir.DataType(dtype))
+            value.type = value.type or ir.TensorType(ir.DataType(dtype))  # an optional's bytes are in a run, too
             value.shape = ir.Shape(list(dims))  # rules may read fixed dimensions
     _give_sizes(model, ranges, seen)
 

@@ -270,6 +270,19 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             raise SessionError(f"input '{name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")
 
 
+def as_table(name: str, given: Mapping[Any, Any], keys: Sequence[int | str], kind: np.dtype[Any]) -> np.ndarray:
+    """The row that onnxruntime makes of a dictionary (``DictVectorizer``): what has no entry is zero, or no text.
+
+    Raises:
+        SessionError: an entry is of another type.
+    """
+    nothing = "" if kind.hasobject else 0
+    try:
+        return np.array([[given.get(key, nothing) for key in keys]], kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SessionError(f"input '{name}': its entries have to be of type {kind}: {error}.") from error
+
+
 def as_maps(table: np.ndarray, keys: Sequence[int | str]) -> list[dict[int | str, Any]]:
     """A dictionary for each row of a table of scores, as onnxruntime gives them."""
     rows = table if table.ndim > 1 else table[np.newaxis]

@@ -399,7 +399,7 @@ class Prepared:
         cuda: How the CUDA provider is set up.
         limit: Bytes that onnxruntime may take by itself for one run; None: as much as it asks for.
         state: Inputs that are kept, and which output each becomes for the next run.
-        maps: Outputs that are lists of dictionaries, and what the columns of their tables are called.
+        maps: Inputs that may be dictionaries, outputs that are lists of them, and the columns of their tables.
         draws: Whether random numbers are drawn.
     """
 

@@ -173,7 +173,8 @@ class Session:
 
         Args:
             inputs: For each input a numpy array, an OrtValue, or whatever has ``__dlpack__`` (a tensor of PyTorch or
-                CuPy): read where it lies if that is the session's device and it is contiguous.
+                CuPy): read where it lies if that is the session's device and it is contiguous. What stock onnxruntime
+                takes as a dictionary (``DictVectorizer``) is one here, or its table: a column for each key.
             outputs: Arrays or tensors of yours that outputs are written to, by name. An input may be one of them. Where
                 a run fails midway they may have been written to.
             copy: False returns what lies in the arena itself, valid until the next run begins: arrays, and on a CUDA
@@ -186,12 +187,24 @@ class Session:
             SessionError: a wrong name or type; a shape no plan was made for; the runtime failed; or it didn't follow
                 the planned order.
         """
+        if self._maps:
+            inputs = self._with_tables(inputs)
         with self._idle:
             results = self._context().run(self._model, inputs, outputs, copy)
         if self._maps and copy:
-            made = {name: keys for name, keys in self._maps.items() if name not in (outputs or {})}
+            made = {n: keys for n, keys in self._maps.items() if n in results and n not in (outputs or {})}
             results |= {name: feeding.as_maps(results[name], keys) for name, keys in made.items()}
         return results
+
+    def _with_tables(self, inputs: feeding.Feeds) -> feeding.Feeds:
+        """Inputs with the tables of those that are dictionaries."""
+        kinds = {value.name: value.numpy or np.dtype(object) for value in self._model.programs[0].inputs}
+        return {
+            name: feeding.as_table(name, given, self._maps[name], kinds[name])
+            if isinstance(given, Mapping) and name in self._maps and name in kinds
+            else given
+            for name, given in inputs.items()
+        }
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of what is kept between runs, by the inputs' names; empty without a state.

@@ -22,7 +22,7 @@ from memonger.graph.costs import flops
 from memonger.graph.liveness import ALIGNMENT
 from memonger.ir.extract import extract, is_fed
 from memonger.ir.parts import elements
-from memonger.ir.values import attribute_bytes, nbytes, static_shape
+from memonger.ir.values import attribute_bytes, dense, nbytes, static_shape
 from memonger.plan_records import Spent
 from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL, session_of
@@ -56,7 +56,7 @@ class Seen:
 
     Attributes:
         difference: The largest difference between what it gives for whole values and on slices; 0 for the same bits,
-            infinity where onnxruntime can't run one of them alone.
+            infinity where one of them can't run alone, or its values are no arrays (text, elements of four bits).
         workspace: Bytes of workspace by length of a slice; none where the node can't run alone.
     """
 
@@ -180,6 +180,8 @@ class SliceCheck:
             copies: In their order; the node itself among them has shorter inputs, see `beginning`.
             sums: Outputs that aren't cut: each copy adds to them.
         """
+        if not _has_arrays(whole[1]):
+            return Seen(math.inf)
         alike = dict.fromkeys((*((i, part.axis) for i, part in c.inputs.items()), c.length, c.place) for c in copies)
         known = _key(whole[1]), tuple(alike)
         if known not in self._seen:
@@ -313,6 +315,12 @@ def _bytes(count: int) -> np.ndarray:
 
 def _name(value: ir.Value | None) -> str:
     return "" if value is None else str(value.name)
+
+
+def _has_arrays(node: ir.Node) -> bool:
+    """Whether what the node reads and gives are arrays whose elements take whole bytes: no text, no four bits."""
+    values = (*(v for v in node.inputs if v is not None and is_fed(v)), *(v for v in node.outputs if v.name))
+    return all(dense(v) and v.dtype is not None and v.dtype.bitwidth % 8 == 0 for v in values)
 
 
 def _key(node: ir.Node) -> Any:

@@ -62,6 +62,20 @@ def test_another_models_outputs_fail_with_the_first_node_that_differs_and_status
     assert record["noise"]["cores"] >= 1
 
 
+def test_an_input_that_is_a_dictionary_is_a_table_on_both_sides(tmp_path: Path) -> None:
+    model = parse("g (float[1, 2] d) => (float[1, 2] y) { t = Identity(d) a = Exp(t) y = Tanh(a) }")
+    kind = onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, onnx.helper.make_tensor_type_proto(1, []))
+    model.graph.input[0].type.CopyFrom(kind)
+    keys = {"string_vocabulary": ["a", "b"]}
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("DictVectorizer", ["d"], ["t"], domain="ai.onnx.ml", **keys))
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    onnx.save(model, tmp_path / "model.onnx")
+    done = CliRunner().invoke(
+        commands.main, ["run", str(tmp_path / "model.onnx"), "--compare", "--runs", "3", "--json"]
+    )
+    assert json.loads(done.stdout)["passed"] is True
+
+
 def test_tolerances_are_for_comparisons(tmp_path: Path) -> None:
     done = CliRunner().invoke(commands.main, ["run", str(tmp_path / "model.onnx"), "--atol", "1e-3"])
     assert done.exit_code == 2

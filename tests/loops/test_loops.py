@@ -1,5 +1,6 @@
 """Models in loops give what they gave, in less memory, in stock onnxruntime with its default options."""
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -448,3 +449,47 @@ def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return {node.op_type for graph in graphs(ir.load(folder / "optimized.onnx")) for node in graph}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("a = Concat<axis=1>(x, x) b = Equal(a, a) c = Cast<to=1>(b) d = Exp(c)", "string"),
+        ("a = Exp(x) q = QuantizeLinear<output_dtype=22>(a, s) b = DequantizeLinear(q, s) d = Sin(b)", "float"),
+    ],
+)
+def test_what_is_no_array_is_not_compared_and_stays_whole(body: str, kind: str) -> None:
+    """Text, and elements of four bits: nodes that read or give them can't be compared alone on slices."""
+    model = parse(
+        f"""g ({kind}[n,64] x) => (float[n] y) {{ s = Constant<value=float {{0.5}}>() k = Constant<value_ints=[1]>()
+        {body} e = Mul(d, d) y = ReduceSum<keepdims=0>(e, k) }}""",
+        opset=21, ir_version=10,
+    )  # fmt: skip
+    with contextlib.suppress(memonger.PlanError):  # nothing is gained
+        made = ir.serde.serialize_model(memonger.shrink(model, batch=256).model)
+        feeds = {"x": normal(0, 256, 64) if kind == "float" else np.full((256, 64), "a", object)}
+        want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+        assert same(got["y"], want["y"])
+
+
+def test_a_model_that_does_not_run_on_random_numbers_says_so() -> None:
+    model = parse("""g (float[1,1,4,4] x, int64[4] s) => (float[] y) { a = Resize<mode="linear">(x, , , s)
+        b = Exp(a) y = Sin(b) }""")  # fmt: skip
+    with pytest.raises(memonger.PlanError, match=r"doesn't run the model.*fed random numbers.*\(check=False\)"):
+        memonger.shrink(model)
+    assert memonger.shrink(model, check=False).model
+
+
+def test_an_output_of_dictionaries_is_said_to_be_a_table_in_the_file() -> None:
+    model = parse("""g (float[256,512] x) => (float[256,2] y) { k = Constant<value_ints=[2,510]>() a = Exp(x)
+        c = Mul(a, a) s, r = Split<axis=1>(c, k) e = Sin(r) m = ReduceMean<axes=[1]>(e) b = Add(s, m)
+        y = Identity(b) }""")  # fmt: skip
+    zipped = onnx.helper.make_node("ZipMap", ["b"], ["y"], domain="ai.onnx.ml", classlabels_strings=["no", "yes"])
+    model.graph.node[-1].CopyFrom(zipped)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    row = onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, onnx.helper.make_tensor_type_proto(1, []))
+    model.graph.output[0].type.CopyFrom(onnx.helper.make_sequence_type_proto(row))
+    assert any(
+        note.startswith("'y': a table in the file")
+        for note in memonger.shrink(model, max_overhead=9, check=False).notes
+    )

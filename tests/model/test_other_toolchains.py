@@ -146,11 +146,41 @@ def test_trees_of_the_first_set_and_their_dictionaries(
     assert reread["scores"] == run_stock(stock(model), {"x": x})["scores"]
 
 
-def test_a_dictionary_as_input_says_what_to_do() -> None:
-    given = onnx.ValueInfoProto(name="d")
-    given.type.CopyFrom(helper.make_map_type_proto(TEXT, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
-    node = NODE("DictVectorizer", ["d"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a"])
-    model = _model([node], [given], [INFO("y", TensorProto.FLOAT, None)], [])
+def _dictionary(name: str, key: int) -> onnx.ValueInfoProto:
+    given = onnx.ValueInfoProto(name=name)
+    given.type.CopyFrom(helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, [])))
+    return given
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    ("key", "keys", "feed"),  # onnxruntime's Python has dictionaries of other numbers than float for no input
+    [
+        (TEXT, {"string_vocabulary": ["a", "b", "é"]}, {"é": 0.1, "a": 2, "unknown": 5.0}),
+        (TensorProto.INT64, {"int64_vocabulary": [7, -1]}, {-1: 0.1}),
+    ],
+)
+def test_a_dictionary_as_input(
+    key: int, keys: dict[str, Any], feed: dict[Any, Any], device: str, tmp_path: Path
+) -> None:
+    nodes = [NODE("DictVectorizer", ["d"], [name], domain="ai.onnx.ml", **keys) for name in ("t", "y")]
+    nodes.append(NODE("Concat", ["t", "y"], ["z"], axis=1))
+    outputs = [INFO("y", TensorProto.FLOAT, None), INFO("z", TensorProto.FLOAT, None)]
+    model = _model(nodes, [_dictionary("d", key)], outputs, [])
+    plan = _agree(model, {"d": feed}, device)
+    plan.save(tmp_path / "planned.onnx")
+    session, stock_gives = memonger.Session(tmp_path / "planned.onnx"), run_stock(stock(model), {"d": feed})
+    assert all(np.array_equal(session.run({"d": feed})[name], stock_gives[name]) for name in "yz")
+    assert np.array_equal(session.run({"d": stock_gives["y"]})["z"], stock_gives["z"])
+    with pytest.raises(memonger.SessionError, match="input 'd': its entries have to be of type float"):
+        session.run({"d": dict.fromkeys(feed, "text")})
+    with pytest.raises(memonger.PlanError, match="input 'd' is a dictionary, and a plain file would take a table"):
+        memonger.shrink(model)
+
+
+def test_a_dictionary_as_input_whose_keys_nothing_names_says_what_to_do() -> None:
+    node = NODE("CastMap", ["d"], ["y"], domain="ai.onnx.ml")
+    model = _model([node], [_dictionary("d", TensorProto.INT64)], [INFO("y", TensorProto.FLOAT, None)], [])
     with pytest.raises(LoadError, match=r"input 'd' is a dictionary.* cut the nodes before it out"):
         memonger.load(model)
 
@@ -364,6 +394,17 @@ def test_an_optional_input(device: str) -> None:
     plan = _agree(model, feed, device, inputs=feed)
     with pytest.raises(memonger.SessionError, match="no empty optional: give a value"):
         memonger.Session(plan).run({"o": None})
+
+
+@DEVICES
+def test_an_optional_value_in_a_range_of_sizes(device: str) -> None:
+    """A run shows the bytes that an optional holds, and it stays one."""
+    nodes = [NODE("Optional", ["x"], ["o"]), NODE("OptionalHasElement", ["o"], ["h"])]
+    nodes.append(NODE("OptionalGetElement", ["o"], ["y"]))
+    outputs = [INFO("y", TensorProto.FLOAT, ["n", 64]), INFO("h", TensorProto.BOOL, [])]
+    model = _model(nodes, [INFO("x", TensorProto.FLOAT, ["n", 64])], outputs, [])
+    for rows in (1, 8):
+        _agree(model, {"x": X[:rows].copy()}, device, dims={"n": (1, 8)})
 
 
 def test_a_file_that_onnxruntimes_optimizer_saved_is_planned_without_a_device(tmp_path: Path) -> None:
