@@ -423,7 +423,7 @@ def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> In
     """The cheapest candidate that fits, or else the smallest, if it takes less than the model as it is.
 
     Those that by estimate don't fit aren't written, nor those that save nothing, nor those that take much longer than
-    one that fits; and if none fits those that aren't smaller than the smallest, of equals the fastest first.
+    one that fits; and if none fits those that aren't next to the smallest, of equals the fastest first.
     """
     written: list[InSlices] = []
     most = math.inf
@@ -445,7 +445,7 @@ def _cheapest(room: float, plain: float, candidates: Sequence[Candidates]) -> In
     # The finest has most copies, whose rows at the border may take more than slices save
     few = (one for along in candidates for one in along[:FINEST])
     for candidate in sorted(few, key=lambda one: (one.needed, one.seconds)):
-        if candidate.needed >= min([plain, *(one.total for one in written)]):
+        if candidate.needed >= min([plain, *(NEXT_TO * one.total for one in written)]):
             break
         written.append(candidate.written)
     smaller = (one for one in written if one.total < plain)
