@@ -282,7 +282,7 @@ def heading(record: Record, names: Sequence[str]) -> Iterator[str]:
     missing = ", ".join(name for name in names if name not in record.rows)
     yield from ([f"not measured yet (--resume): {missing}"] if missing else [])
     here, others = machine(PACKAGES), dict[str, list[str]]()
-    for name in (name for name in names if name in record.rows):
+    for name in filter(record.rows.__contains__, names):
         others.setdefault(record.rows[name]["machine"], []).append(name)
     yield from (f"{', '.join(of_it)}: {other}" for other, of_it in others.items() if other != here)
     yield from ("", TABLE.heading)

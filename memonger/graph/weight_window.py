@@ -360,6 +360,11 @@ def largest_at_once(reads: Sequence[Read]) -> int:
     return most
 
 
+def least_bytes(reads: Sequence[Read]) -> int:
+    """The most bytes of weights in memory at once where nothing is kept, what kernels make of them included."""
+    return sum(read.own for read in reads) + largest_at_once(reads)
+
+
 def choose_window(reads: Sequence[Read], nbytes: int) -> WeightWindow | None:
     """The weights that stay in the file, so that those kept in memory and the window take no more than ``nbytes``.
 

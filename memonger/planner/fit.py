@@ -589,11 +589,9 @@ class _SizeSearch:
         """A size planned as `memonger.search_plan` does. Inference has a budget by any strategy: where that takes none,
         nothing is computed again."""
         is_inference = job.mode == "inference"
-        request, made = (
-            dataclasses.replace(job.request, budget=self.memory if is_inference else job.request.budget),
-            None,
-        )
+        budget, made = self.memory if is_inference else job.request.budget, None
         strategy: Strategy = "none" if is_inference and job.request.budget is None else job.strategy
+        request = dataclasses.replace(job.request, budget=budget)
         try:
             made = decided(dataclasses.replace(job, request=request, strategy=strategy))
             total = total_bytes(made[0].request, made[1])

@@ -13,7 +13,7 @@ from memonger.devices import Device, parse_device
 from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule
 from memonger.graph.liveness import ALIGNMENT
-from memonger.graph.weight_window import choose_window, largest_at_once, weight_reads
+from memonger.graph.weight_window import choose_window, least_bytes, weight_reads
 from memonger.ir import training_roles
 from memonger.ir.model import Model
 from memonger.ir.save import MAPPED_LIMIT
@@ -276,7 +276,7 @@ def _with_window(plan: Plan, weights: HeldWeights) -> Plan:
         reads = [read for read in reads if read.made]
     spare = LIMIT_MARGIN if budget is not None and is_sized_at_run_time(plan.model) else 0
     fixed = plan.total_bytes - sum(read.nbytes for read in reads) + spare
-    least = sum(read.own for read in reads) + largest_at_once(reads)
+    least = least_bytes(reads)
     if budget is not None and fixed + least > budget:
         raise BudgetError(budget, fixed + least, fixed + least - plan.arena_bytes)
     room = least if budget is None or weights == "mapped" else budget - fixed

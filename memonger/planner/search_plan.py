@@ -194,8 +194,7 @@ def pareto(
         graph, names = _without_model(source, chosen)
         request = _request(chosen, graph, alignment=1)  # sizes aren't rounded up, as aligned addresses would need
         return networkx_graph.pareto_of_graph(names, request, points, chosen.order, sizes, strategy)
-    job = prepare(source, chosen, times=True)
-    job = as_asked(job)
+    job = as_asked(prepare(source, chosen, times=True))
     report_progress("search")
     if chosen.chunks != "off" and may_run_in_chunks(job):
         made = _frontier(job, points, sizes, begin, strategy)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from memonger.devices import Device, parse_device
-from memonger.graph.weight_window import choose_window, device_reads, largest_at_once, weight_reads
+from memonger.graph.weight_window import choose_window, device_reads, least_bytes, weight_reads
 from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time
 from memonger.report.view import WEIGHT, WORKSPACE, View
 from memonger.units import MiB, format_size
@@ -114,9 +114,9 @@ def _of_weights(plan: Plan, device: Device) -> str:
 def _least(plan: Plan) -> int:
     """The smallest budget, in whole MiB, that the plan's steps hold as they are: all weights pass that may."""
     reads = weight_reads(plan.model)
-    kept = plan.parameter_bytes + sum(read.own - read.nbytes for read in reads)
+    kept = plan.parameter_bytes - sum(read.nbytes for read in reads)
     spare = LIMIT_MARGIN if is_sized_at_run_time(plan.model) else 0
-    least = plan.total_bytes - plan.resident_parameter_bytes + kept + largest_at_once(reads) + spare
+    least = plan.total_bytes - plan.resident_parameter_bytes + kept + least_bytes(reads) + spare
     return -(-least // MiB) * MiB
 
 

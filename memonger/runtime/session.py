@@ -198,12 +198,14 @@ class Session:
 
     def _with_tables(self, inputs: feeding.Feeds) -> feeding.Feeds:
         """Inputs with the tables of those that are dictionaries."""
+        given = {name: feed for name, feed in inputs.items() if isinstance(feed, Mapping) and name in self._maps}
+        if not given:
+            return inputs
         kinds = {value.name: value.numpy or np.dtype(object) for value in self._model.programs[0].inputs}
+        tables = ((name, feed) for name, feed in given.items() if name in kinds)
         return {
-            name: feeding.as_table(name, given, self._maps[name], kinds[name])
-            if isinstance(given, Mapping) and name in self._maps and name in kinds
-            else given
-            for name, given in inputs.items()
+            **inputs,
+            **{name: feeding.as_table(name, feed, self._maps[name], kinds[name]) for name, feed in tables},
         }
 
     def state_dict(self) -> dict[str, np.ndarray]:
