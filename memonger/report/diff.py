@@ -20,7 +20,8 @@ from memonger.report.summary import plan_figures
 from memonger.units import format_size
 
 TOTALS = {
-    "parameter_bytes": "weights", "arena_bytes": "arena", "workspace_bytes": "workspace",
+    "parameter_bytes": "weights", "resident_parameter_bytes": "weights in memory", "arena_bytes": "arena",
+    "workspace_bytes": "workspace",
     "run_time_bytes": "sized at run time", "limit_bytes": "limit", "input_bytes": "inputs",
     "state_bytes": "state", "total_bytes": "total", "stock_bytes": "stock onnxruntime",
     "unplanned_bytes": "without reuse",
@@ -144,6 +145,9 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
     offsets = [{p.graph.values[value]: offset for value, offset in p.offsets.items()} for p in (first, second)]
     both = [name for name in offsets[0] if name in offsets[1]]
     totals = {key: [record[key] for record in records] for key in TOTALS}
+    if totals["resident_parameter_bytes"] == totals["parameter_bytes"]:  # all weights of both are in memory
+        del totals["resident_parameter_bytes"]
+    in_files = [[] if plan.window is None else plan.window.weights for plan in (first, second)]
     before, after = first.workspace or {}, second.workspace or {}
     return {
         "totals": {key: pair for key, pair in totals.items() if pair[0] != pair[1]},
@@ -152,6 +156,10 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
         "recomputed": {
             "only_in_first": [name for name in dict.fromkeys(again[0]) if name not in set(again[1])],
             "only_in_second": [name for name in dict.fromkeys(again[1]) if name not in set(again[0])],
+        },
+        "in_files": {
+            "only_in_first": [name for name in in_files[0] if name not in set(in_files[1])],
+            "only_in_second": [name for name in in_files[1] if name not in set(in_files[0])],
         },
         "offsets_changed": sum(offsets[0][name] != offsets[1][name] for name in both),
         "workspace_changed": sum(before.get(name) != after.get(name) for name in {**before, **after}),
@@ -188,9 +196,9 @@ def diff_lines(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"another order: step {step} of {first} is '{here}', step {other} of {second} is '{there}'"
     for kind, where in (("removed", f"only in {first}"), ("added", f"only in {second}"), ("changed", "that differ")):
         yield from _listed(f"weights {where}", record["weights"][kind])
-    recomputed = record.get("recomputed", {})
-    yield from _listed(f"recomputed only in {first}", recomputed.get("only_in_first", ()))
-    yield from _listed(f"recomputed only in {second}", recomputed.get("only_in_second", ()))
+    for part, what in (("recomputed", "recomputed"), ("in_files", "stay in a file")):
+        for name, where in ((first, "first"), (second, "second")):
+            yield from _listed(f"{what} only in {name}", record.get(part, {}).get(f"only_in_{where}", ()))
     if record.get("overhead"):
         before, after = record["overhead"]
         yield f"cost of what is recomputed: {before:+.1%} -> {after:+.1%} of one pass"

@@ -24,6 +24,7 @@ import memonger
 from memonger.cli import compare
 from memonger.cli.commands import main
 from memonger.plan_file import KEY
+from memonger.report.diff import diff_lines, diff_record
 from memonger.runtime import disk, process_memory, weight_reader
 from memonger.runtime.prepared import FileSpan, ReadSchedule, WeightRead
 from models.decoder import Sizes, decoder
@@ -126,7 +127,7 @@ def test_the_thread_ends_with_the_session(planned: Path) -> None:
     assert threading.active_count() <= before
 
 
-def test_plans_without_need_have_no_window(tmp_path: Path) -> None:
+def test_plans_without_need_have_no_window(planned: Path, tmp_path: Path) -> None:
     for budget in (None, "64MiB"):
         plan = memonger.search_plan(_model(), device="cpu", mode="inference", budget=budget)
         assert plan.window is None
@@ -134,6 +135,14 @@ def test_plans_without_need_have_no_window(tmp_path: Path) -> None:
     plan.save(tmp_path / "planned.onnx")
     with memonger.Session(tmp_path / "planned.onnx") as session:
         assert session.weight_readers == ()
+    in_files = memonger.Plan.load(planned)
+    names = tmp_path.name, planned.name
+    record = diff_record((plan.open_model, in_files.open_model), (plan, in_files), names)
+    assert in_files.window is not None
+    assert record["in_files"] == {"only_in_first": [], "only_in_second": list(in_files.window.weights)}
+    kept = [each.resident_parameter_bytes for each in (plan, in_files)]
+    assert record["totals"]["resident_parameter_bytes"] == kept
+    assert f"stay in a file only in {planned.name}: {len(in_files.window.weights)} (" in " ".join(diff_lines(record))
 
 
 def test_weights_are_mapped_or_packed_where_that_is_asked_for(
