@@ -46,7 +46,7 @@ from tests.support.live_storages import LiveStorages, counted
 
 SHARES = (0.7, 0.5, 0.3)
 ACTIVATION_BUDGETS = (0.5, 0.1)
-TURNS, SEED = 3, 3
+TURNS, SECONDS, SEED = 3, 60.0, 3
 HELD = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 """Has glibc keep what is freed. Else it gives large tensors back to the system and takes them anew, or doesn't, as the
 heap happens to lie: of a BERT's step 64 to 144 MiB, a page fault for every 4 KiB: 92 ms of system time in
@@ -203,11 +203,17 @@ class Rows:
             self.add(label, contest, module, None, asked, lambda: memonger.torch.plan_of(module))
 
     def take_turns(self) -> None:
-        """Every step is timed, one after the other, several times; what was reset since compiles in its first turn."""
+        """Every step is timed, one after the other, `TURNS` times and until `SECONDS` are over.
+
+        What was reset since compiles in its first turn, which isn't in these seconds.
+        """
         times: dict[str, list[float]] = {label: [] for label in self._runs}
-        for _ in range(TURNS):
+        turns, end = 0, math.inf
+        while turns < TURNS or time.perf_counter() < end:
             for label, run in self._runs.items():
                 times[label].append(run())
+            turns += 1
+            end = min(end, time.perf_counter() + SECONDS)
         for row in self.rows:
             if row["step"] in times:
                 row["seconds"] = min(times[row["step"]])

@@ -216,6 +216,18 @@ def test_in_a_browser_the_map_has_every_rectangle_where_it_lies(
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser_text_of_curves_is_as_large_on_a_phone(
+    shown: Page, training: memonger.Plan, tmp_path: Path, width: int
+) -> None:
+    training.report(tmp_path / "plan.html")
+    shown.open(tmp_path / "plan.html", width)
+    heights = shown.run("[...document.querySelectorAll('#curve text')].map(one => one.getBoundingClientRect().height)")
+    assert min(heights) >= 11
+    assert shown.run("document.querySelector('#curve svg').getBoundingClientRect().right") <= width
+
+
+@needs_browser
 def test_in_a_browser_keys_zoom_and_go_from_one_to_the_next(
     shown: Page, training: memonger.Plan, tmp_path: Path
 ) -> None:

@@ -127,21 +127,23 @@ class ModuleBars {
 /** Lines and points in axes: `x` and `y` are [least, most]. */
 class Chart {
   constructor(x, y, nameX, formatX, formatY) {
-    Object.assign(this, { x, y });
-    this.svg = drawn("svg", { viewBox: "0 0 1360 300", role: "img" });
-    this.svg.append(drawn("path", { class: "axis", d: "M80 10V262H1350" }));
+    // as wide as there is room: on a phone its text would be too small otherwise
+    const wide = Math.max(360, Math.min(1360, document.querySelector("main").clientWidth - 40 || 1360));
+    Object.assign(this, { x, y, wide });
+    this.svg = drawn("svg", { viewBox: `0 0 ${wide} 300`, role: "img" });
+    this.svg.append(drawn("path", { class: "axis", d: `M80 10V262H${wide - 10}` }));
     for (const at of ticks(y[0], y[1], 5, formatY === size)) {
-      this.svg.append(drawn("path", { class: "axis", d: `M76 ${this.toY(at)}H1350`, opacity: 0.5 }), drawn("text", { x: 70, y: this.toY(at) + 4, "text-anchor": "end" }, formatY(at)));
+      this.svg.append(drawn("path", { class: "axis", d: `M76 ${this.toY(at)}H${wide - 10}`, opacity: 0.5 }), drawn("text", { x: 70, y: this.toY(at) + 4, "text-anchor": "end" }, formatY(at)));
     }
     for (const part of [0, 0.25, 0.5, 0.75, 1]) {
       const at = x[0] + part * (x[1] - x[0]);
       this.svg.append(drawn("text", { x: this.toX(at), y: 280, "text-anchor": part === 1 ? "end" : "middle" }, formatX(at)));
     }
-    this.svg.append(drawn("text", { x: 715, y: 297, "text-anchor": "middle" }, nameX));
+    this.svg.append(drawn("text", { x: (70 + wide) / 2, y: 297, "text-anchor": "middle" }, nameX));
   }
 
   toX(value) {
-    return 80 + (1270 * (value - this.x[0])) / (this.x[1] - this.x[0] || 1);
+    return 80 + ((this.wide - 90) * (value - this.x[0])) / (this.x[1] - this.x[0] || 1);
   }
 
   toY(value) {
