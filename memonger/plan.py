@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from memonger import plan_file
 from memonger.allocation import lower_bound
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
+from memonger.files import temporary_folder
 from memonger.graph import aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
@@ -430,6 +431,22 @@ class Plan(BasePlan, Header):
         self.verify()
         return as_proto(plan_file.with_record(self.open_model, self.record()), self.name)
 
+    def __copy__(self) -> "Plan":
+        """The plan itself, of which nothing is edited."""
+        return self
+
+    def __deepcopy__(self, _: object) -> "Plan":
+        """The plan itself, of which nothing is edited."""
+        return self
+
+    def __reduce__(self) -> "tuple[Callable[[bytes], Plan], tuple[bytes]]":
+        """Pickled it is the bytes of its `proto`, and afterwards what `load` makes of these.
+
+        Raises:
+            PlanFileError: its weights are more than one message holds: another process may `load` what `save` wrote.
+        """
+        return _unpickled, (self.proto.SerializeToString(),)
+
     def __repr__(self) -> str:
         """As ``<Plan densenet121: inference on cpu, batch 1, 37.9 MiB>``."""
         return shown(f"<Plan {self._title()}, {format_size(self.total_bytes)}>")
@@ -656,6 +673,13 @@ class Plan(BasePlan, Header):
         )
         plan.verify(check_weights=check_weights)
         return plan
+
+
+def _unpickled(content: bytes) -> Plan:
+    with temporary_folder() as folder:
+        path = folder / "plan.onnx"
+        path.write_bytes(content)
+        return Plan.load(path)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

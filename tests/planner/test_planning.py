@@ -1,7 +1,9 @@
 """`search_plan`, `pareto`, `make_mirror_plan` and `get_cost` on models: budgets, options, determinism."""
 
+import copy
 import math
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -369,3 +371,14 @@ def test_workspace_of_a_node_that_was_cut_again_does_not_count() -> None:
     made = finish(replace(job, lowered=replace(job.lowered, calibration=calibration)), solution, 0.0)
     assert "a copy that was cut" not in (made.workspace or {})
     assert made.total_bytes < 2**30
+
+
+def test_a_plan_of_many_nodes_is_pickled_and_copied(tmp_path: Path) -> None:
+    """Models of onnx-ir's aren't: each value knows its node, and each node its values."""
+    made = memonger.search_plan(chain(400), device="none", mode="inference")
+    assert copy.copy(made) is copy.deepcopy([made])[0] is made
+    found = pickle.loads(pickle.dumps(made))
+    assert found.total_bytes == made.total_bytes
+    for number, each in enumerate((made, found)):
+        each.save(tmp_path / f"{number}.onnx")
+    assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
