@@ -186,7 +186,7 @@ def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
     changes = _changes(flags)
     sizes = {key: flags.pop(key) for key in ("batch", "dims")} if changes else {}
-    options = options_of(flags)
+    options = options_of(flags, model)
     return (changes.made(model, **sizes) if sizes else model), options
 
 
@@ -195,9 +195,9 @@ def _changes(flags: dict[str, Any]) -> Changes:
     return Changes(flags.pop("train_mode", False), *(flags.pop("lora", None) or ()))
 
 
-def options_of(flags: dict[str, Any]) -> Options:
-    """The options of a plan; contradictions among them are wrong usage of the command."""
-    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"))
+def options_of(flags: dict[str, Any], *models: Path) -> Options:
+    """The options of plans of these models; contradictions among them are wrong usage of the command."""
+    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"), *models)
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )
