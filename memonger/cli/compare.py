@@ -246,18 +246,24 @@ def filled(
 
 
 def check_arrays(plan: Plan, feeds: feeding.Feeds) -> None:
-    """What goes to the measuring processes and comes back is arrays of numbers or text.
+    """What goes to the measuring processes and comes back is arrays of numbers or text, or lists of such arrays.
 
     Raises:
         MemongerError: an input or an output isn't.
     """
-    if not all(isinstance(feed, np.ndarray) for feed in feeds.values()):
-        raise MemongerError("--compare takes inputs that are arrays of numbers or text.")
-    strange = next((value for value in plan.model.graph.outputs if not isinstance(value.type, ir.TensorType)), None)
+    arrays = (one for feed in feeds.values() for one in (feed if isinstance(feed, list) else [feed]))
+    if not all(isinstance(one, np.ndarray) for one in arrays):
+        raise MemongerError("--compare takes inputs that are arrays of numbers or text, or lists of them.")
+    strange = next((value for value in plan.model.graph.outputs if not _is_of_tensors(value.type)), None)
     if strange is not None:
         raise MemongerError(
-            f"--compare takes outputs that are tensors of numbers or text: '{strange.name}' is {strange.type}."
+            f"--compare takes outputs that are tensors, or sequences of them: '{strange.name}' is {strange.type}. "
+            "Without --compare the plan runs."
         )
+
+
+def _is_of_tensors(kind: ir.TypeProtocol | None) -> bool:
+    return isinstance(kind.elem_type if isinstance(kind, ir.SequenceType) else kind, ir.TensorType)
 
 
 def planned_job(
@@ -385,11 +391,14 @@ def _prediction(plan: Plan, ours: Measured) -> str:
 
 
 def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
-    """Write outputs as an .npz.
+    """Write outputs as an .npz; the arrays of a sequence ``y`` as ``y[0]``, ``y[1]`` and so on.
 
     Raises:
         MemongerError: an output is no array, or the file can't be written.
     """
+    lists = {name: value for name, value in outputs.items() if isinstance(value, list)}
+    outputs = {name: value for name, value in outputs.items() if name not in lists}
+    outputs |= {f"{name}[{number}]": one for name, value in lists.items() for number, one in enumerate(value)}
     strange = [name for name, value in outputs.items() if not isinstance(value, np.ndarray)]
     if strange:
         raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")

@@ -57,22 +57,40 @@ class Difference:
     why: str = ""
 
 
-def difference(
-    mine: Mapping[str, np.ndarray], stock: Mapping[str, np.ndarray], tolerance: Tolerance | None = None
-) -> Difference:
-    """How far outputs are from stock onnxruntime's, by name. What stock doesn't have isn't compared."""
-    allowed, names, gaps, why = tolerance or Tolerance(), [], [], ""
-    equal = all(_same(mine[name], theirs) for name, theirs in stock.items())
-    for name, theirs in stock.items():
-        ours = mine[name]
-        if _same(ours, theirs):
-            continue
-        reason = _incomparable(ours, theirs)
-        if reason:
-            why = why or f"'{name}' {reason}"
+def each_array(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Outputs by name, the arrays of a sequence ``y`` as ``y[0]`` and so on, with how many those are."""
+    found = dict[str, np.ndarray]()
+    for name, value in outputs.items():
+        if isinstance(value, list):
+            found[f"length of {name}"] = np.array(len(value))
+            found |= {f"{name}[{number}]": array for number, array in enumerate(value)}
         else:
-            gaps.append(largest(ours, theirs))
-        if reason or not allowed.takes(ours, theirs):
+            found[name] = value
+    return found
+
+
+def difference(mine: Mapping[str, Any], stock: Mapping[str, Any], tolerance: Tolerance | None = None) -> Difference:
+    """How far outputs are from stock onnxruntime's, by name. What stock doesn't have isn't compared.
+
+    Args:
+        mine: Arrays, and lists of arrays for sequences.
+        stock: The same.
+        tolerance: What they may differ by; None: in no bit.
+    """
+    mine, stock = each_array(mine), each_array(stock)
+    allowed, names, gaps, why, equal = tolerance or Tolerance(), list[str](), [], "", True
+    for name, theirs in stock.items():
+        ours = mine.get(name)
+        if ours is not None and _same(ours, theirs):
+            continue
+        equal = False
+        reason = "isn't there" if ours is None else _incomparable(ours, theirs)
+        if reason or ours is None:
+            why = why or f"'{name}' {reason}"
+            names.append(name)
+            continue
+        gaps.append(largest(ours, theirs))
+        if not allowed.takes(ours, theirs):
             names.append(name)
     largest_gaps = [max(parts, default=0.0) for parts in ([a for a, _ in gaps], [r for _, r in gaps])]
     absolute, relative = (None, None) if why else largest_gaps

@@ -23,7 +23,7 @@ def export(
         if models[0].is_dir() or form.has_plan(models[0]):
             refuse_planning_options(models[0], "device", "batches", "threads", "inputs")
         else:
-            options = replace(options_of(flags), progress=report_progress)
+            options = replace(options_of(flags, models[0]), progress=report_progress)
         exported = write(
             models, target, output, name=name, instances=instances, force=force, batches=batches, options=options,
             arenas=arenas, limit=limit, wait=wait,

@@ -1,23 +1,27 @@
 """What every command shares: a progress bar, notes and results on the terminal, and reading an .npz of inputs."""
 
+import itertools
 import json
+import re
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import onnx_ir as ir
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from memonger.errors import MemongerError
+from memonger.model.load import load_as_is
 from memonger.units import shown
 
 STAGES = 7
@@ -149,8 +153,10 @@ def print_notes(notes: Sequence[str]) -> None:
         print_line(f"memonger: note: {note}", err=True)
 
 
-def read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
+def read_inputs(path: Path | None, *models: Path) -> dict[str, Any] | None:
     """The arrays of an .npz by name; None without a path.
+
+    What one of the models takes as a sequence ``x`` is the list of its arrays ``x[0]``, ``x[1]`` and so on.
 
     Raises:
         MemongerError: the file is no .npz.
@@ -165,9 +171,26 @@ def read_inputs(path: Path | None) -> dict[str, np.ndarray] | None:
             strange = next((name for name, array in content.items() if not isinstance(array, np.ndarray)), None)
             if strange is not None:
                 raise MemongerError(f"{path} is not an .npz of input arrays: '{strange}' is no array.")
-            return content
+            return _with_sequences(content, models)
     except MemongerError:
         raise
     except Exception as error:  # of a file from outside numpy and zipfile raise nearly everything
         text = " Text is read from arrays of numpy's str: array.astype(str)." if "allow_pickle" in str(error) else ""
         raise MemongerError(f"{path} is not an .npz of input arrays: {str(error).rstrip('.')}.{text}") from error
+
+
+_ELEMENT = re.compile(r"(.+)\[\d+\]")
+
+
+def _with_sequences(content: Mapping[str, np.ndarray], models: Sequence[Path]) -> dict[str, Any]:
+    """The arrays, in lists where they are those of a sequence that a model takes."""
+    named = {match[1] for match in map(_ELEMENT.fullmatch, content) if match is not None} - content.keys()
+    if not named:
+        return dict(content)
+    inputs = [value for model in models for value in load_as_is(model).ir.graph.inputs]
+    sequences = {str(value.name) for value in inputs if isinstance(value.type, ir.SequenceType)}
+    found = dict[str, Any](content)
+    for sequence in sorted(named & sequences):
+        names = list(itertools.takewhile(found.__contains__, (f"{sequence}[{n}]" for n in itertools.count())))
+        found[sequence] = [found.pop(name) for name in names]
+    return found

@@ -19,7 +19,7 @@ def plan_all(
     quiet: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Plan models, write what is asked for, and print a table. The exit status is 1 if there isn't a plan for each."""
-    chosen = options_of({**flags, "budget": 0 if budgets else None})
+    chosen = options_of({**flags, "budget": 0 if budgets else None}, *models)
     with wrong_usage():
         chosen.check_budget()
     count = len(models) * (len(batches) or 1) * (len(devices) or 1)

@@ -18,7 +18,7 @@ from memonger.graph.liveness import Sharing
 from memonger.ir.model import Model
 from memonger.ir.save import save_model
 from memonger.options import Options
-from memonger.plan import Plan, is_sized_at_run_time
+from memonger.plan import LIMIT_MARGIN, Plan, is_sized_at_run_time
 from memonger.planner import search_plan as planner
 from memonger.planner.changes import Changes
 from memonger.report import text
@@ -141,16 +141,17 @@ def pareto(model: Path, points: int, budgets: tuple[int, ...], as_json: bool, qu
     console.print(text.frontier_table(records))
     if records and records[0]["stock_bytes"] is not None:
         console.print(f"Stock onnxruntime is expected to take about {format_size(records[0]['stock_bytes'])}.")
-    console.print(f"Make one of them: {_plan_of(model, records)}", soft_wrap=True)
+    console.print(f"Make one of them: {_plan_of(model, plans, records)}", soft_wrap=True)
 
 
-def _plan_of(model: Path, records: Sequence[Mapping[str, Any]]) -> str:
+def _plan_of(model: Path, plans: Sequence[Plan], records: Sequence[Mapping[str, Any]]) -> str:
     """The command that makes a plan of the frontier: the one in the middle, with the flags of this command."""
-    record = records[len(records) // 2]
+    record, planned = records[len(records) // 2], plans[len(plans) // 2]
+    spare = LIMIT_MARGIN if is_sized_at_run_time(planned.model) else 0  # which a budget keeps, and no total has
     given = given_again(click.get_current_context(), ("points", "budgets", "as_json", "quiet"))
     moves = record["window"] or record["host_weights"]
     is_asked = record["recomputed_nodes"] or moves or any(each["chunks"] for each in records)
-    size = (record["budget_bytes"] if moves else None) or record["total_bytes"]  # where weights are mapped it has none
+    size = (record["budget_bytes"] if moves else None) or record["total_bytes"] + spare  # mapped, it has none
     budget = f" --budget {size}B" if is_asked else ""
     return f"memonger plan {given}{budget} -o {shlex.quote(f'{model.stem}.planned.onnx')}"
 
@@ -186,7 +187,7 @@ def source_and_options(model: Path, flags: dict[str, Any]) -> tuple[Path | Model
     """What to plan, and the options of the plan; contradictions among them are wrong usage of the command."""
     changes = _changes(flags)
     sizes = {key: flags.pop(key) for key in ("batch", "dims")} if changes else {}
-    options = options_of(flags)
+    options = options_of(flags, model)
     return (changes.made(model, **sizes) if sizes else model), options
 
 
@@ -195,9 +196,9 @@ def _changes(flags: dict[str, Any]) -> Changes:
     return Changes(flags.pop("train_mode", False), *(flags.pop("lora", None) or ()))
 
 
-def options_of(flags: dict[str, Any]) -> Options:
-    """The options of a plan; contradictions among them are wrong usage of the command."""
-    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"))
+def options_of(flags: dict[str, Any], *models: Path) -> Options:
+    """The options of plans of these models; contradictions among them are wrong usage of the command."""
+    optimizer, inputs = _optimizer(flags), read_inputs(flags.pop("inputs"), *models)
     sharing = Sharing(
         inplace=not flags.pop("no_inplace"), views=not flags.pop("no_views"), reuse=not flags.pop("no_reuse")
     )

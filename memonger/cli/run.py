@@ -35,7 +35,7 @@ def run(
 
     The exit status is 1 if a comparison fails.
     """
-    feeds = read_inputs(flags["inputs"])
+    feeds = read_inputs(flags["inputs"], model)
     tolerance = Tolerance(flags.pop("atol"), flags.pop("rtol"))
     if not compare and not tolerance.is_exact:
         raise click.UsageError("--atol and --rtol are for --compare: add that, or leave them out.")

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from memonger.cli import first_difference, noise
 from memonger.cli.differences import Difference, Tolerance, difference
 from memonger.cli.settings import Settings
@@ -21,7 +19,7 @@ class Ran(NamedTuple):
     """A session that was measured, and what it gave."""
 
     measured: Measured
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, Any]  # arrays, and lists of them for sequences
 
 
 @dataclass(frozen=True, slots=True)

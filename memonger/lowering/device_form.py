@@ -278,7 +278,9 @@ class _Lowering:
             self.settings.cuda, known,
         )  # fmt: skip
         carry = partial(carry_modules, source=original.ir)
-        return run_passes(source, "lower", optimize, settle_reorders, copy_where_nothing_drops, name_nodes, carry)
+        return run_passes(
+            source, "lower", optimize, forget_below_zero, settle_reorders, copy_where_nothing_drops, name_nodes, carry
+        )
 
     def computing_otherwise(
         self, unbound: Model, model: Model, lowered: Model
@@ -470,6 +472,19 @@ def take_transposed(model: Model, known: Weights) -> bool:
     for folded in found.values():
         model.graph.register_initializer(folded)
     return bool(found)
+
+
+def forget_below_zero(model: Model) -> bool:
+    """A pass: values have no sizes below zero.
+
+    onnxruntime infers them in branches that no run with these sizes takes, as of a `Split` into more parts than there
+    are elements, and reads them as open: so would the plan's file.
+    """
+    values = (value for graph in graphs(model.ir) for node in graph for value in node.outputs)
+    impossible = [value for value in values if any(dim < 0 for dim in static_shape(value) or ())]
+    for value in impossible:
+        value.shape = None
+    return bool(impossible)
 
 
 def settle_reorders(model: Model) -> bool:

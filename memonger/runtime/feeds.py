@@ -13,7 +13,7 @@ from memonger.ir.element_types import ElementType
 from memonger.runtime import ort
 from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.prepared import Input, Kind
-from memonger.words import FILE, did_you_mean, option, quoted
+from memonger.words import FILE, did_you_mean, either, option, quoted
 
 Feed = Any  # numpy array, list of arrays (a sequence), None (an empty optional), OrtValue, or what has __dlpack__
 Feeds = Mapping[str, Feed]
@@ -33,8 +33,10 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
         if not value.required:
             continue
         if value.shape is None or value.dtype is None:
+            arrays = f"arrays that are called '{value.name}[0]', '{value.name}[1]' and so on"
+            what = either("a list of arrays", arrays) if "Sequence" in type(value.kind).__name__ else "one"
             raise SessionError(
-                f"input '{value.name}' is {value.kind}: no random value can be made, give one "
+                f"input '{value.name}' is {value.kind}: no random value can be made, give {what} "
                 f"({option('inputs', FILE)})."
             )
         try:

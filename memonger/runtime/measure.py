@@ -84,24 +84,43 @@ _TYPES = "memonger.types"
 """A member of archives: types of the arrays that numpy has no name for, as bfloat16. They are kept as integers."""
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays that another process reads by `read_arrays`; text as numpy's own, which needs no pickling."""
+_LISTS = "memonger.lists"
+"""Another: how many arrays the sequences have. Each array is a member, called by its number and the sequence."""
+
+
+def _member(number: int, name: str) -> str:
+    return f"{_LISTS}/{number}/{name}"
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays, and lists of them, that another process reads by `read_arrays`.
+
+    Text is numpy's own there, which needs no pickling.
+    """
+    lists = {name: one for name, one in arrays.items() if isinstance(one, list)}
+    arrays = {name: one for name, one in arrays.items() if name not in lists}
+    arrays |= {_member(number, name): array for name, one in lists.items() for number, array in enumerate(one)}
     arrays = {name: array.astype(str) if array.dtype.hasobject else array for name, array in arrays.items()}
     odd = {name: array for name, array in arrays.items() if array.dtype.kind == "V"}
     types = {name: ElementType.from_numpy(array.dtype).name for name, array in odd.items()}
     kept = {name: np.require(array, requirements="C").view(f"u{array.dtype.itemsize}") for name, array in odd.items()}
-    np.savez(path, **dict[str, Any]({**arrays, **kept, _TYPES: np.array(json.dumps(types))}))
+    lengths = json.dumps({name: len(one) for name, one in lists.items()})
+    records = {_TYPES: np.array(json.dumps(types)), _LISTS: np.array(lengths)}
+    np.savez(path, **dict[str, Any]({**arrays, **kept, **records}))
 
 
-def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz that one of the processes wrote for another, by name."""
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """The arrays of an .npz that one of the processes wrote for another, by name, and lists of them."""
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     types = json.loads(str(arrays.pop(_TYPES, "{}")))
-    return {name: a.view(ElementType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
+    lengths = json.loads(str(arrays.pop(_LISTS, "{}")))
+    found = {name: a.view(ElementType[types[name]].numpy()) if name in types else a for name, a in arrays.items()}
+    lists = {name: [found.pop(_member(number, name)) for number in range(length)] for name, length in lengths.items()}
+    return {**found, **lists}
 
 
-def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mapping[str, np.ndarray]]:
+def _runner(job: RunJob, feeds: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
     device = parse_device(job.device)
     if job.planned:
         planned = Session(
@@ -125,8 +144,9 @@ def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mappin
     kinds = {value.type for value in (*stock.get_inputs(), *stock.get_outputs())}
     if not kinds.isdisjoint(_WITHOUT_NUMPY):
         return lambda: _run_bound(stock, names, feeds)
+    maps = {value.name for value in stock.get_outputs() if value.type.startswith("seq(map(")}
     return lambda: {
-        name: _table(result) if isinstance(result, list) else result
+        name: _table(result) if name in maps else result
         for name, result in zip(names, stock.run(names, dict(feeds)), strict=True)
     }
 
@@ -134,7 +154,7 @@ def _runner(job: RunJob, feeds: Mapping[str, np.ndarray]) -> Callable[[], Mappin
 _WITHOUT_NUMPY = ("tensor(bfloat16)", "tensor(float8e4m3fn)", "tensor(float8e5m2)")
 
 
-def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """A run whose inputs or outputs onnxruntime's Python knows no arrays for."""
     binding = session.io_binding()
     for name, feed in feeds.items():

@@ -76,6 +76,35 @@ def test_an_input_that_is_a_dictionary_is_a_table_on_both_sides(tmp_path: Path) 
     assert json.loads(done.stdout)["passed"] is True
 
 
+def test_sequences_are_compared_array_by_array(tmp_path: Path) -> None:
+    """Each array of one is an array of the file of inputs, and of that of outputs."""
+    nodes = "a = SequenceAt(s, i) b = Exp(a) t = SequenceInsert(s, b)"
+    text = f"g (seq(float[N]) s, int64 i) => (seq(float[N]) t) {{ {nodes} }}"
+    model, given = tmp_path / "model.onnx", tmp_path / "given.npz"
+    onnx.save(parse(text), model)
+    np.savez(given, **{"i": np.array(1), "s[0]": normal(0, 3), "s[1]": normal(1, 2)})  # type: ignore[arg-type]
+    command = ["run", str(model), "--compare", "--runs", "3", "--json", "--quiet"]
+    refused = CliRunner().invoke(commands.main, command)
+    assert "called 's[0]', 's[1]' and so on (--inputs FILE)" in refused.output
+    done = CliRunner().invoke(commands.main, [*command, "--inputs", str(given), "--outputs", f"{tmp_path}/made.npz"])
+    assert json.loads(done.stdout)["passed"] is True
+    with np.load(tmp_path / "made.npz") as made:
+        assert {name: made[name].tolist() for name in made} == {
+            "t[0]": normal(0, 3).tolist(), "t[1]": normal(1, 2).tolist(),
+            "t[2]": memonger.Session(memonger.search_plan(parse("g (float[2] x) => (float[2] y) { y = Exp(x) }"))).run(
+                {"x": normal(1, 2)})["y"].tolist(),
+        }  # fmt: skip
+
+
+def test_sequences_of_other_lengths_differ() -> None:
+    one, two = {"y": [np.zeros(2)]}, {"y": [np.zeros(2), np.ones(3)]}
+    assert difference(two, two).bitwise_equal
+    for pair in ((one, two), (two, one)):
+        gap = difference(*pair)
+        assert (gap.passed, gap.bitwise_equal) == (False, False)
+        assert "length of y" in gap.names
+
+
 def test_tolerances_are_for_comparisons(tmp_path: Path) -> None:
     done = CliRunner().invoke(commands.main, ["run", str(tmp_path / "model.onnx"), "--atol", "1e-3"])
     assert done.exit_code == 2

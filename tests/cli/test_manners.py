@@ -19,6 +19,7 @@ from memonger.cli.options import LOSSES, SECTIONS, TARGETS
 from memonger.devices import PROVIDERS
 from memonger.options import Options
 from tests.support.planning_models import chain
+from tests.support.stock import parse
 
 ALL = sorted(commands.main.commands)
 
@@ -222,6 +223,17 @@ def test_the_command_that_a_frontier_suggests_can_be_pasted(model: Path, monkeyp
         assert flag in arguments
     done = _invoke(*arguments)
     assert (done.exit_code, Path("chain.planned.onnx").exists()) == (0, True), done.output
+
+
+def test_the_command_suggested_for_sizes_that_only_a_run_tells_leaves_room_for_them(model: Path) -> None:
+    """A budget keeps some bytes for what onnxruntime allocates by itself, a frontier's totals don't."""
+    nodes = "a = Exp(x) b = Tanh(a) c = Add(a, b) d = Tanh(c) s = ReduceMax <axes=[1], keepdims=0> (d) z = NonZero(s)"
+    onnx.save(parse(f"g (float[64, 64] x) => (int64[1, n] z) {{ {nodes} }}"), model)
+    shown = _invoke("pareto", model, "--points", 2, "--device", "none", "--mode", "inference", "--quiet")
+    _, *arguments = shlex.split(shown.stdout.splitlines()[-1].removeprefix("Make one of them: "))
+    assert "--budget" in arguments
+    done = _invoke(*arguments)
+    assert done.exit_code == 0, done.output
 
 
 def test_a_frontier_of_one_plan_suggests_no_budget(model: Path) -> None:

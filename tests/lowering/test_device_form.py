@@ -2,11 +2,14 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from memonger.devices import CPU
+from memonger.ir.model import Model
+from memonger.ir.values import static_shape
 from memonger.lowering import cpu_convolutions
-from memonger.lowering.device_form import LoweringSettings, device_form
+from memonger.lowering.device_form import LoweringSettings, device_form, forget_below_zero
 from memonger.model.load import load
 
 
@@ -38,3 +41,15 @@ def test_an_output_that_nothing_is_dropped_from_has_no_mask(call: str, outputs: 
         g (float[2,3] x) => ({outputs}) <float ratio = {{0.5}}, bool yes = {{1}}> {{ h = Relu (x) {call} }}"""
     lowered = device_form(load(onnx.parser.parse_model(text)), CPU, LoweringSettings(threads=1)).model
     assert [node.op_type for node in lowered.graph] == ["Relu", operator]
+
+
+def test_sizes_below_zero_that_onnxruntime_infers_in_branches_are_open() -> None:
+    """A plan's file, where -1 stands for a size that is open, would be taken for another model's."""
+    text = """<ir_version: 10, opset_import: ["": 20]>
+        g (float[5] x, bool b) => (float[n] y) { y = If (b) <then_branch = t () => (float[-1] p) { p = Neg (x) },
+            else_branch = e () => (float[5] q) { q = Relu (x) }> }"""
+    model = Model(ir.from_proto(onnx.parser.parse_model(text)), "model")
+    assert forget_below_zero(model)
+    sizes = {str(node.outputs[0].name): static_shape(node.outputs[0]) for node in model.ir.graph.all_nodes()}
+    assert sizes == {"y": None, "p": None, "q": (5,)}
+    assert not forget_below_zero(model)
