@@ -61,6 +61,7 @@ def save_model(
     path: Path,
     *,
     limit: int | None = None,
+    own: bool = False,
     pack: Pack | None = None,
     finish: Callable[[ir.Model], object] = lambda model: None,
 ) -> None:
@@ -70,6 +71,7 @@ def save_model(
         planned: The model; it may be changed, and is spent.
         path: The file.
         limit: Bytes of weights from which they go into a file of their own; None: `INLINE_LIMIT`.
+        own: Write weights, too, that lie in files of that folder: else the model refers to these, where all do.
         pack: What packs weights for that file; None: nothing is packed.
         finish: Called with the model once all of it has its place, before it is written.
 
@@ -80,7 +82,7 @@ def save_model(
     check_not_its_weights(planned, path)
     planned.producer_name = planned.producer_name or PRODUCER
     with memory_checked(PlanFileError, f"{path} can't be written", SMALLER):
-        _save(planned, path, INLINE_LIMIT if limit is None else min(limit, INLINE_LIMIT), pack, finish)
+        _save(planned, path, INLINE_LIMIT if limit is None else min(limit, INLINE_LIMIT), own, pack, finish)
 
 
 def as_proto(model: ir.Model, name: str) -> onnx.ModelProto:
@@ -114,13 +116,15 @@ def check_not_its_weights(model: ir.Model, path: Path) -> None:
         raise PlanFileError(f"{path} holds weights of the model: name another file.")
 
 
-def _save(planned: ir.Model, path: Path, limit: int, pack: Pack | None, finish: Callable[[ir.Model], object]) -> None:
+def _save(
+    planned: ir.Model, path: Path, limit: int, own: bool, pack: Pack | None, finish: Callable[[ir.Model], object]
+) -> None:
     try:
         # External data that can be referred to, as it lies in the folder the model is written to: all of it, or none
         tensors = list(external_tensors(planned))
         there = frozenset(tensor for tensor in tensors if Path(tensor.base_dir).resolve() == path.parent.resolve())
         referred = frozenset(tensor for tensor in there if REFERRED in tensor.meta)
-        kept = there if len(there) == len(set(tensors)) else referred
+        kept = there if len(there) == len(set(tensors)) and not own else referred
         read_in(planned, {*kept, *_weights(planned)})
         if sum(tensor.nbytes for tensor in _weights(planned) if tensor not in kept) < limit:
             read_in(planned, kept)
@@ -171,7 +175,8 @@ def _write_with_data(
             target.flush()
             os.fsync(target.fileno())
         with locked(path.parent):
-            os.replace(folder / "data", path.parent / data)
+            if placed:
+                os.replace(folder / "data", path.parent / data)
             os.replace(folder / path.name, path)
             # Remove earlier weights of a model, where no model in the folder refers to them any more
             old = re.compile(re.escape(path.name) + rf"\.[0-9a-f]{{{DIGEST}}}\.data")

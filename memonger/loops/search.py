@@ -124,7 +124,7 @@ class Shrunk:
             PlanError: the target needs weights elsewhere.
         """
         if (weights or "beside" if self.target is None else RUNTIMES[self.target].weights_or(weights)) == "beside":
-            save_model(self.model.clone(), Path(path), limit=0)
+            save_model(self.model.clone(), Path(path), limit=0, own=True)
         else:
             data = as_proto(self.model, str(path)).SerializeToString()
             write_whole(Path(path), lambda target: target.write(data))

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,30 @@ def test_the_command_says_what_was_gained_or_writes_nothing(large: Path) -> None
     assert record["loops"][0]["slices"] == 8
     assert record["after"]["seconds"] > 0
     assert onnx.load(small).graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
+
+
+def test_a_smaller_file_beside_the_data_of_the_model_has_weights_of_its_own(large: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    data = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 0}
+    onnx.save(onnx.load(large), there / "model.onnx", **data)
+    made = memonger.shrink(there / "model.onnx", batch=8, check=False, max_overhead=10.0)
+    made.save(there / "smaller.onnx")
+    (there / "model.onnx.data").unlink()
+    shutil.move(there, tmp_path / "elsewhere")
+    (beside,) = (tmp_path / "elsewhere").glob("smaller.onnx.*.data")
+    assert beside.stat().st_size > 0
+    x = {"x": normal(0, 8, 3, 64, 64)}
+    results = (_session(file).run(None, x) for file in (large, beside.parent / "smaller.onnx"))
+    for expected, found in zip(*results, strict=True):  # bits weren't checked
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_file_that_refers_to_data_of_others_leaves_none_of_its_own(large: Path, tmp_path: Path) -> None:
+    data = {"save_as_external_data": True, "location": "large.onnx.data", "size_threshold": 0}
+    onnx.save(onnx.load(large), large, **data)
+    save_model(ir.load(large), tmp_path / "copy.onnx", limit=0)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["copy.onnx", "large.onnx", "large.onnx.data"]
 
 
 def test_nothing_is_run_without_the_check(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
