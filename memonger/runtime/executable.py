@@ -18,7 +18,7 @@ from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.prepared import CutPlan, PartCopy, Partition, PreparedPlan, Program, SessionGroup
+from memonger.runtime.prepared import PartCopy, Partition, PreparedPlan, Program
 from memonger.runtime.weight_reader import WeightReader
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -40,22 +40,6 @@ class LoadedPlan:
     plan: PreparedPlan
     engines: tuple[Engine, ...]
     reader: WeightReader | None = None
-
-
-def load_cut(plan: CutPlan, make_engine: Callable[[SessionGroup, Any], Engine]) -> LoadedPlan:
-    """Load a plan that is cut.
-
-    Args:
-        plan: Its groups aren't kept.
-        make_engine: Makes the session of a group, with the pool of those before.
-    """
-    engines: list[Engine] = []
-    reader = None if plan.reads is None else WeightReader(plan.reads)
-    with nullcontext() if reader is None else reader.loading():
-        for group in plan.groups:
-            engines.append(make_engine(group, engines[-1].pool if engines else None))
-        engines[-1].reserve()
-    return LoadedPlan(plan, tuple(engines), reader)
 
 
 class Exchange(Protocol):
