@@ -304,8 +304,12 @@ def new_folder(path: Path, force: bool) -> Iterator[Path]:
             fresh = beside / "fresh"
             fresh.mkdir()
             yield fresh
-            _list_files(fresh)
-            _sync(fresh)
+            settings = fresh / SETTINGS  # it notes what the folder consists of: nothing else is ever replaced
+            add_json(settings, {**json.loads(settings.read_text()), "files": files_in(fresh)})
+            for file in fresh.rglob("*"):  # they are on the disk before the folder gets its name
+                if file.is_file():
+                    with file.open("rb") as handle:
+                        os.fsync(handle.fileno())
             put_folder(fresh, path)
     except OSError as error:
         raise PlanFileError(f"{path} can't be written: {error.strerror or error}. Nothing was left behind.") from error
@@ -349,20 +353,6 @@ def check_outside(files: Iterable[Path], folder: Path) -> None:
 def files_in(folder: Path) -> tuple[str, ...]:
     """Paths of the files within a folder, sorted."""
     return tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
-
-
-def _list_files(folder: Path) -> None:
-    """Note in the settings what the folder consists of: nothing else is ever replaced."""
-    path = folder / SETTINGS
-    add_json(path, {**json.loads(path.read_text()), "files": files_in(folder)})
-
-
-def _sync(folder: Path) -> None:
-    """Have the files on the disk before the folder gets its name."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
 
 
 def add_json(path: Path, content: Mapping[str, Any]) -> None:

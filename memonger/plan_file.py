@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -399,8 +399,15 @@ def save(
             for tensor, one in all_packed(written):
                 (again if str(tensor.name) in packed else packed)[str(tensor.name)] = one
             digests = weight_digests(written)
-            if record.window is not None:
-                _check_window(written, record.window, {digests[name] for name in packed}, digests, path)
+            # What is to stay in the file, and kernels pack, has a packed copy there
+            named, there = set(record.window.weights if record.window else ()), {digests[name] for name in packed}
+            for read in weight_reads(written) if named else ():
+                if read.transposed is not None and read.name in named and digests[read.name] not in there:
+                    raise PlanFileError(
+                        f"{path} can't hold weight '{read.name}' as its kernel packs it on this processor, in a way "
+                        "that isn't known: it would be in memory, and the budget wouldn't hold. Plan with a budget "
+                        "above the weights."
+                    )
             signed = dataclasses.replace(record, weight_digests=digests, packed=packed, packed_again=again)
             written.metadata_props[KEY] = _to_json(signed)
 
@@ -408,23 +415,6 @@ def save(
         if source is not None:
             refer_to(planned, source[0], path.parent, source[1])
         save_model(planned, path, limit=MAPPED_LIMIT, pack=pack, finish=finish)
-
-
-def _check_window(
-    model: ir.Model, window: WeightWindow, packed: Collection[str], digests: Mapping[str, str], path: Path
-) -> None:
-    """Check that the file has packed copies of all weights that are to stay in it and that kernels pack.
-
-    Raises:
-        PlanFileError: it has none of one: the kernels of this processor pack it otherwise than is known.
-    """
-    named = set(window.weights)
-    for read in weight_reads(model):
-        if read.transposed is not None and read.name in named and digests[read.name] not in packed:
-            raise PlanFileError(
-                f"{path} can't hold weight '{read.name}' as its kernel packs it on this processor, in a way that isn't "
-                "known: it would be in memory, and the budget wouldn't hold. Plan with a budget above the weights."
-            )
 
 
 def with_record(model: ir.Model, record: Record) -> ir.Model:

@@ -13,9 +13,7 @@ from memonger.ir.save import save_model
 from memonger.ir.values import static_shape
 from memonger.model import forward_model, lora
 from memonger.model.load import Source, load, load_as_is
-from memonger.plan import Plan
 from memonger.planner.search_plan import search_plan
-from memonger.runtime.arena import Arena
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Persistent
 from memonger.runtime.engine import Engine
@@ -24,7 +22,6 @@ from memonger.runtime.feeds import Feeds, in_place
 from memonger.runtime.padding import Padding
 from memonger.runtime.prepared import SessionGroup, whole
 from memonger.runtime.program import expose, program_of, without_defaults
-from memonger.runtime.store import Store
 from memonger.runtime.trainer import Trainer
 from memonger.runtime.weights import message
 
@@ -168,8 +165,15 @@ class TrainingSession(Trainer):
             parts = (tensors[a]._replace(name=p) for p, a in self._roles[0].averages.items() if p in inputs)
             averages = self._state.parts(parts)
             fixed |= dict.fromkeys(averages.tensors, averages)
-        graphs = "off" if self._graphs == "off" else "auto"
-        return _bind_plan(plan, arena, self._threads, fixed=fixed, cuda_graph=graphs)
+        program = program_of(plan)
+        model = without_defaults(plan.model, set(fixed))
+        expose(model, program.planned)
+        settings = plan.stamp.cuda if plan.stamp is not None else None
+        engine = Engine(
+            SessionGroup(message(model), (0,), (program,)), arena.device, self._threads, True, settings,
+            "off" if self._graphs == "off" else "auto", limit=limit_of_program(program, arena.device),
+        )  # fmt: skip
+        return Executable(LoadedPlan(whole(program), (engine,)), arena, Persistent(fixed))
 
     def export(self, path: str | Path, model: Source | Model | None = None, *, averaged: bool = False) -> None:
         """Write the trained weights into a forward model, for any ONNX runtime.
@@ -242,24 +246,3 @@ def _put(model: ir.Model, value: ir.Value, array: np.ndarray, source: str) -> No
         value.const_value = tensor
         model.graph.register_initializer(value)
     value.const_value = tensor
-
-
-def _bind_plan(plan: Plan, arena: Arena, threads: int, *, fixed: Mapping[str, Store], cuda_graph: str) -> Executable:
-    """A plan bound in an onnxruntime session of its own.
-
-    Args:
-        plan: Verified by the caller.
-        arena: Where to run; its device is where.
-        threads: Threads within a node.
-        fixed: Inputs that persist, and the store each lies in; of these the model's own defaults are left out.
-        cuda_graph: ``auto``, ``on`` or ``off``: see `memonger.Session`.
-    """
-    program = program_of(plan)
-    model = without_defaults(plan.model, set(fixed))
-    expose(model, program.planned)
-    settings = plan.stamp.cuda if plan.stamp is not None else None
-    engine = Engine(
-        SessionGroup(message(model), (0,), (program,)), arena.device, threads, True, settings, cuda_graph,
-        limit=limit_of_program(program, arena.device),
-    )  # fmt: skip
-    return Executable(LoadedPlan(program, (whole(program),), (engine,)), arena, Persistent(fixed))

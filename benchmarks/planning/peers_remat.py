@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.machine import keep, stamp
 from benchmarks.planning.peer_planners import GRACE
-from benchmarks.planning.remat import KNOWN, PERCENT, ROOT
+from benchmarks.planning.remat import KNOWN, PERCENT, ROOT, problem_of
 from memonger.schedule.portfolio import search
 from memonger.schedule.problem import Problem, ScheduleFigures, check, cost, peak
 
@@ -148,7 +148,7 @@ def table(options: argparse.Namespace) -> Iterator[str]:
     heads = "".join(f" {name:>8} {'s':>6} {'':20}" for name in planners)
     yield f"{'graph':12} {'nodes':>5} {'budget %':>8} {'ours':>8} {'s':>6} {heads} best known"
     for path in sorted((ROOT / "tests" / "data" / "remat").glob("*.json")):
-        problem = Problem.from_json(json.loads(path.read_text(encoding="utf-8")))
+        problem = problem_of(path)
         full = peak(problem, problem.schedule)
         late: set[str] = set()
         for percent in PERCENT:

@@ -103,10 +103,18 @@ def random_graph(nodes: int, seed: int = 1) -> Problem:
     )
 
 
+def problem_of(path: Path) -> Problem:
+    """The problem in a file of tests/data/remat: ``nodes`` with ``id``, ``cost`` and ``bytes``, and ``edges``."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    nodes, number = data["nodes"], {node["id"]: i for i, node in enumerate(data["nodes"])}
+    costs, sizes = [float(node["cost"]) for node in nodes], [int(node["bytes"]) for node in nodes]
+    return Problem.from_edges(costs, sizes, [(number[a], number[b]) for a, b in data["edges"]], [*number])
+
+
 def graphs() -> Iterator[tuple[str, Problem]]:
     """Names and problems."""
     for path in sorted((ROOT / "tests" / "data" / "remat").glob("*.json")):
-        yield path.stem, Problem.from_json(json.loads(path.read_text(encoding="utf-8")))
+        yield path.stem, problem_of(path)
     yield "chain-60", training_chain(60, skips=False)
     yield "u-net-40", training_chain(40, skips=True)
     yield "random-150", random_graph(150)

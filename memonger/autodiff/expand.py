@@ -14,10 +14,8 @@ from memonger.ir.model import Model
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.rewrite import Replacer
 from memonger.ir.values import static_shape, subgraphs
-from memonger.model.bodies import body_of, write_out
+from memonger.model.bodies import write_out
 from memonger.shapes.inference import infer_shapes
-
-ROUNDS = 16  # bodies within bodies; the standard's are three deep
 
 
 def expand_operators(model: Model, op: Emitter, *, keep_random: bool = False) -> bool:
@@ -47,13 +45,12 @@ def _infers(node: ir.Node) -> bool:
 
 def write_out_bodies(model: Model, op: Emitter, needed: Callable[[], list[ir.Node]]) -> bool:
     """A pass: needed nodes that have no rule but a function body are that, as often as bodies hold such nodes."""
-    opset = int(model.ir.opset_imports[""])
-    for number in range(ROUNDS):
-        without = [n for n in needed() if not (facts(n).without_gradient or (n.domain == "" and n.op_type in RULES))]
-        known = [node for node in without if body_of(node, opset) is not None]
-        if not known:
-            return number > 0
-        write_out(model, known)
+
+    def without_rule() -> list[ir.Node]:
+        return [n for n in needed() if not (facts(n).without_gradient or (n.domain == "" and n.op_type in RULES))]
+
+    def infer(model: Model) -> None:
         infer_shapes(model)
         op.learn_names(model.ir)
-    return True
+
+    return write_out(model, without_rule, infer)

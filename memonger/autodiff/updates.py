@@ -163,21 +163,17 @@ class Optimizer(Protocol):
     @property
     def lr(self) -> float:
         """Default of the learning rate."""
-        ...
 
     @property
     def weight_decay(self) -> float:
         """How much of a parameter's content counts as gradient, or is taken away, as the optimizer has it."""
-        ...
 
     @property
     def no_decay(self) -> Sequence[str]:
         """Names or glob patterns of parameters without weight decay."""
-        ...
 
     def update(self, step: Step, p: ir.Value, g: Scaled) -> None:
         """Emit the new content of ``p`` and of its state into ``step.updates``."""
-        ...
 
 
 class Updater:

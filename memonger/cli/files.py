@@ -7,12 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import onnx_ir as ir
 
 from memonger.allocation import allocate, check_layout, lower_bound
 from memonger.allocation.minimalloc_csv import read_problem, write_solution
 from memonger.cli.output import Screen, print_json, print_line, print_lines, print_result, print_wide
-from memonger.devices import Cuda, Device, parse_device
+from memonger.devices import Cuda, parse_device
 from memonger.errors import LoadError, MemongerError
 from memonger.files import temporary_folder
 from memonger.ir.model import Model
@@ -101,23 +100,16 @@ def _layers(
         else:
             with suppress(LoadError):  # what can't be inferred is shown as unknown
                 infer_once(read)
-    graph = read.ir if planned is None else planned.model
-    return layers_of(graph, planned, _times(graph, device, planned) if timed else {})
+    graph, seconds = read.ir if planned is None else planned.model, None
+    if timed:
+        from memonger.lowering import calibrate
 
-
-def _times(model: ir.Model, device: Device, planned: Plan | None) -> Mapping[str, float]:
-    """Seconds of each node, as planning measures them.
-
-    Raises:
-        MemongerError: the device's runtime doesn't time nodes.
-    """
-    from memonger.lowering import calibrate
-
-    if not device.is_host:
-        raise MemongerError(f"--time is for the CPU: on {device} onnxruntime times only how long launches take.")
-    threads = 0 if planned is None else planned.threads
-    with temporary_folder() as folder:
-        return calibrate.run(model, device, folder, Cuda(), threads, None).seconds or {}
+        if not device.is_host:
+            raise MemongerError(f"--time is for the CPU: on {device} onnxruntime times only how long launches take.")
+        with temporary_folder() as folder:  # as planning measures them
+            threads = 0 if planned is None else planned.threads
+            seconds = calibrate.run(graph, device, folder, Cuda(), threads, (None,))[0].seconds
+    return layers_of(graph, planned, seconds or {})
 
 
 def diff(first: Path, second: Path, as_json: bool) -> None:

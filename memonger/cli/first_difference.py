@@ -198,8 +198,7 @@ def _planned_values(
     group = SessionGroup(message(model), (0,), (program,))
     cuda = plan.stamp.cuda if plan.stamp is not None else None
     engine = Engine(group, device, threads or plan.threads, False, cuda)
-    loaded = LoadedPlan(program, (whole(program),), (engine,))
-    executable = Executable(loaded, arena, inputs_at=input_memory([program], device))
+    executable = Executable(LoadedPlan(whole(program), (engine,)), arena, inputs_at=input_memory([program], device))
     executable.run(executable.checked(feeds))
     found = executable.results({}, copy=True)
     return {name: found[copy] for name, copy in copies.items()}

@@ -24,6 +24,7 @@ from memonger.model.load import load_as_is
 from memonger.runtime import feeds as feeding
 from memonger.runtime import measure, ort, process_memory
 from memonger.runtime.measure import MeasuredSession, device_peak, in_use, read_arrays, write_arrays
+from memonger.runtime.onnxruntime import onnxruntime
 from memonger.runtime.program import kind_of, without_defaults
 from memonger.runtime.state import Tensors
 from memonger.runtime.trainer import TYPES, Trainer
@@ -51,19 +52,15 @@ class Stepper(Protocol):
 
     def step(self, inputs: feeding.Feeds) -> float:
         """Take one; returns its loss."""
-        ...
 
     def outputs(self) -> dict[str, np.ndarray]:
         """What the last step gave: the model's outputs, and gradients where it gives them."""
-        ...
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What persists, by name."""
-        ...
 
     def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Take over what `state_dict` gave."""
-        ...
 
 
 class StockTrainer:
@@ -92,7 +89,8 @@ class StockTrainer:
         self.last: dict[str, Any] = {}
 
     def _on_device(self, array: np.ndarray) -> Any:
-        return ort.on_device(array, self.device)
+        """An OrtValue with a copy of an array there; on the host over the array itself."""
+        return onnxruntime().OrtValue.ortvalue_from_numpy(array, self.device.kind, self.device.index)
 
     def step(self, inputs: feeding.Feeds) -> float:
         """See `Stepper`."""

@@ -38,7 +38,10 @@ def plan_all(
         })  # fmt: skip
     else:
         print_wide(Screen(), text.fleet_table(rows))
-        for same in _alike(failed):
+        alike = dict[tuple[str, str | None], list[Row]]()  # those of one model with one error are said together
+        for row in failed:
+            alike.setdefault((row.name, row.error), []).append(row)
+        for same in alike.values():
             row, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
             settings = (None if row.batch is None else f"batch {row.batch}", row.device, row.budget)
             print_line(f"No plan of {', '.join([row.name, *filter(None, settings)])}{more}: {row.error}")
@@ -46,11 +49,3 @@ def plan_all(
             print_line(f"Wrote {output}: {len(rows) - len(failed)} planned files, and memonger.json with this table.")
     if failed:
         raise PlanError(f"{len(failed)} of {len(rows)} plans failed: {failed[0].name}: {failed[0].error}")
-
-
-def _alike(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one model with one error together."""
-    alike = dict[tuple[str, str | None], list[Row]]()
-    for row in rows:
-        alike.setdefault((row.name, row.error), []).append(row)
-    return list(alike.values())

@@ -92,9 +92,13 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
         "first_difference": None if where is None else asdict(where),
         "noise": {**asdict(case.before), "warning": noisy or None}, "warm_up": case.settings.warm_up,
     }  # fmt: skip
-    lines = (_turns_line(sections), sentence(gap, tolerance, stock, explanation, case.what))
+    low, high = sections["stock"]["latency_ratio_range"]
+    turns = f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
+    lines = (turns, sentence(gap, tolerance, stock, explanation, case.what))
     own = {key: record[key] for key in ("latency_seconds", "latency_p95_seconds", "peak_bytes")}
-    rows = ({"session": "planned", **own}, *_stock_rows(sections))
+    titles = {"stock": "stock, same level", "default": "stock, default"}
+    of_stock = ({"session": titles[name], **section} for name, section in sections.items())
+    rows = ({"session": "planned", **own}, *of_stock)
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
 
 
@@ -112,18 +116,6 @@ def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any
         "peak_bytes": theirs.peak_bytes,
         "peak_ratio": ratio,
     }
-
-
-def _stock_rows(sections: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of stock sessions."""
-    titles = {"stock": "stock, same level", "default": "stock, default"}
-    return [{"session": titles[name], **section} for name, section in sections.items()]
-
-
-def _turns_line(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """How far the ratio of times at the plan's own level can be trusted."""
-    low, high = sections["stock"]["latency_ratio_range"]
-    return f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
 
 
 def sentence(gap: Difference, tolerance: Tolerance, stock: str, where: str, what: str = "outputs") -> str:

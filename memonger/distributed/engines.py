@@ -29,7 +29,6 @@ class Handle(Protocol):
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Have a function called as soon as it is done, where the engine can tell, else where it is waited for."""
-        ...
 
     def wait(self) -> None:
         """Wait until it is done.
@@ -37,7 +36,6 @@ class Handle(Protocol):
         Raises:
             EngineError: it failed, or took longer than the engine's time limit.
         """
-        ...
 
 
 class EngineError(SessionError):
@@ -60,30 +58,24 @@ class CollectiveEngine(Protocol):
 
     def all_reduce(self, array: Array) -> Handle:
         """Begin to replace an array by its mean over the ranks: each divides by their number, then all are added."""
-        ...
 
     def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """As `all_reduce`, but a rank gets only its part, which ends at its element of ``ends``; the rest is lost."""
-        ...
 
     def broadcast(self, array: Array, source: int) -> Handle:
         """Begin to copy an array from one rank to all."""
-        ...
 
     def all_gather(self, text: str) -> list[str]:
         """A text of every rank."""
-        ...
 
     def silent(self, said: str) -> dict[int, str]:
         """After a failure: what each rank said of itself within seconds (`GRACE`); those missing have ended or hang.
 
         The group is closed; nothing else can be asked of the engine.
         """
-        ...
 
     def close(self, said: str = "") -> None:
         """Leave the group; ranks that go on are told what is said here."""
-        ...
 
 
 class SingleRank:
@@ -93,15 +85,15 @@ class SingleRank:
 
     def all_reduce(self, array: Array) -> Handle:
         """The mean of one."""
-        return _Done()
+        return Several(())
 
     def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """All of it."""
-        return _Done()
+        return Several(())
 
     def broadcast(self, array: Array, source: int) -> Handle:
         """It is there."""
-        return _Done()
+        return Several(())
 
     def all_gather(self, text: str) -> list[str]:
         """Its own."""
@@ -113,14 +105,6 @@ class SingleRank:
 
     def close(self, said: str = "") -> None:
         """Nothing is to be left."""
-
-
-class _Done:
-    def when_done(self, call: Callable[[], None]) -> None:
-        call()
-
-    def wait(self) -> None:
-        pass
 
 
 class TorchEngine:

@@ -28,8 +28,13 @@ class Trace:
         """Seconds in which a collective was under way while a segment ran."""
         segments = [(a, b) for track, _, a, b in self.stretches if track == "segments"]
         others = [(a, b) for track, _, a, b in self.stretches if track == "collectives"]
-        both = sum(max(0, min(b, d) - max(a, c)) for a, b in segments for c, d in _union(others))
-        return both / 1e9
+        joined: list[tuple[int, int]] = []  # where those overlap
+        for begin, end in sorted(others):
+            if joined and begin <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(end, joined[-1][1])
+            else:
+                joined.append((begin, end))
+        return sum(max(0, min(b, d) - max(a, c)) for a, b in segments for c, d in joined) / 1e9
 
     def save(self, path: str | Path) -> None:
         """Write them in the Trace Event Format.
@@ -52,14 +57,3 @@ class Trace:
         ]  # fmt: skip
         text = json.dumps({"traceEvents": events}).encode()
         write_whole(Path(path), lambda target: target.write(text))
-
-
-def _union(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches with those that overlap joined."""
-    joined: list[tuple[int, int]] = []
-    for begin, end in sorted(stretches):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((begin, end))
-    return joined

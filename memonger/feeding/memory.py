@@ -82,7 +82,9 @@ class Lender:
         """
         while not self._free.get():  # False: somebody wants to be heard
             stopped.check()
-        stopped.check_before(self._free)
+        if stopped.is_set:
+            self._free.put(True)  # the permit that was just taken
+            raise StoppedError
         try:
             arrays = new_arrays(self._tensors, rows)
         except BaseException:
@@ -126,16 +128,6 @@ class Stop:
             StoppedError: they aren't.
         """
         if self.is_set:
-            raise StoppedError
-
-    def check_before(self, free: "SimpleQueue[bool]") -> None:
-        """As `check`; the permit just taken is put back.
-
-        Raises:
-            StoppedError: they aren't.
-        """
-        if self.is_set:
-            free.put(True)
             raise StoppedError
 
 

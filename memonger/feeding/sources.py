@@ -45,11 +45,9 @@ class Source(Protocol):
 
     def batches(self, epoch: int, stop: Stop) -> Iterator[Made]:
         """The batches of an epoch, in order."""
-        ...
 
     def drop(self) -> None:
         """Hold nothing any more."""
-        ...
 
 
 class Maker:
@@ -137,7 +135,10 @@ class FromReader:
             FeedError: a sample can't be read.
             StoppedError: nobody wants more.
         """
-        order = self._order(epoch)
+        order = np.arange(len(self._identities))
+        if self._seed is not None:
+            order = np.random.default_rng([self._seed, epoch]).permutation(len(order))
+        self._order_bytes = order.nbytes
         with contextlib.closing(self._samples(order, stop)) as samples:
             for number in range(len(self)):
                 begin = number * self._maker.batch
@@ -154,14 +155,6 @@ class FromReader:
     def drop(self) -> None:
         """Forget the samples that stay."""
         self._cache = Cache((), 0, self._each)
-
-    def _order(self, epoch: int) -> np.ndarray:
-        count = len(self._identities)
-        order = (
-            np.arange(count) if self._seed is None else np.random.default_rng([self._seed, epoch]).permutation(count)
-        )
-        self._order_bytes = order.nbytes
-        return order
 
     def _fill(self, rows: np.ndarray, samples: Iterator[Arrays], target: Arrays) -> None:
         self._maker.note(self.held_bytes)

@@ -16,7 +16,7 @@ from memonger.errors import PlanError
 from memonger.graph import aliasing
 from memonger.graph.graph import Graph, needed_by
 from memonger.graph.liveness import in_buckets
-from memonger.graph.schedule import sources_of, topological_order
+from memonger.graph.schedule import put_in_order
 from memonger.ir.names import fresh
 from memonger.ir.operators import BEGIN, MEAN, RANKS, WAIT
 from memonger.ir.training_roles import Training
@@ -129,7 +129,7 @@ class _CollectiveWriter:
                 for reader, index in value.uses():  # what updates read is the sum
                     if reader not in self.backward and reader.domain != RANKS and reader is not own.producer():
                         reader.replace_input_with(index, new)
-        _in_order(self.graph)
+        put_in_order(self.model)
 
     def write_means(self, means: Sequence[ir.Value]) -> None:
         """The nodes of means amid the step: each is waited for where it begins."""
@@ -144,7 +144,7 @@ class _CollectiveWriter:
             old.replace_all_uses_with(new)
             self.graph.remove(mark, safe=True)
             new.name = old.name
-        _in_order(self.graph)
+        put_in_order(self.model)
 
     def _apart(self, value: ir.Value) -> ir.Value:
         """The value, or a copy of it where something but the updates reads its bytes."""
@@ -194,14 +194,6 @@ def _last(graph: ir.Graph, node: ir.Node) -> ir.Node:
     """The last of the nodes that a node reads from."""
     makers = {value.producer() for value in node.inputs if value is not None}
     return [one for one in graph if one in makers][-1]
-
-
-def _in_order(graph: ir.Graph) -> None:
-    """Put the nodes into an order in which each stands behind those it reads from; all else keeps its order."""
-    nodes = list(graph)
-    order = topological_order([sorted(each) for each in sources_of(nodes)], range(len(nodes)))
-    graph.remove(nodes)
-    graph.extend(nodes[each] for each in order)
 
 
 def _handing_on(node: ir.Node, given: int, model: ir.Model) -> ir.Function:

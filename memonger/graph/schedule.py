@@ -8,6 +8,7 @@ of is data (`Graph.again`, and the mark `AGAIN` of the model's node): names say 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -223,14 +224,13 @@ def put_updates_last(model: Model) -> bool:
     return bool(early)
 
 
-def state_last(model: ir.Model, state: Mapping[str, str]) -> None:
-    """Put what computes the next content of a state behind all that reads its content now, where that can be.
-
-    All else keeps its order.
+def put_in_order(model: ir.Model, state: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Put each node behind those it reads from; all else keeps its order.
 
     Args:
         model: The model; its nodes are put into another order.
-        state: Input → the output that is its content in the next run.
+        state: Input → the output that is its content in the next run: what computes that is put behind all that reads
+            the content now, where that can be.
     """
     nodes = list(model.graph)
     number, sources = {node: index for index, node in enumerate(nodes)}, sources_of(nodes)

@@ -109,12 +109,12 @@ def session_bytes(model: ir.Model, is_training: bool, ranges: Mapping[str, DimRa
         is_training: Whether it is a training session, which has two onnxruntime sessions.
         ranges: Dimensions with a range of sizes: small ones may have a session of their own.
     """
-    steps = model.graph.num_nodes()
+    nodes = steps = model.graph.num_nodes()
     if ranges:
-        return bytes_of(_nodes_for_ranges(model, ranges), steps, is_training)
-    return bytes_of(
-        _nodes_in_sessions(model) if not is_training and shares_sessions(model) else steps, steps, is_training
-    )
+        nodes = _nodes_for_ranges(model, ranges)
+    elif not is_training and shares_sessions(model):  # chunks of one stage and length are taken to share one
+        nodes = sum(1 for _ in _in_sessions(model, lambda chunk, own: (chunk.end - chunk.begin, len(own))))
+    return bytes_of(nodes, steps, is_training)
 
 
 def _nodes_for_ranges(model: ir.Model, ranges: Mapping[str, DimRange]) -> int:
@@ -129,11 +129,6 @@ def bytes_of(nodes: int, steps: int, is_training: bool) -> int:
     if nodes < steps:
         base += _CHUNKS[0] + _CHUNKS[1] * steps
     return round(base + each * nodes)
-
-
-def _nodes_in_sessions(model: ir.Model) -> int:
-    """About the nodes of all sessions: chunks of one stage and length are taken to share one."""
-    return sum(1 for _ in _in_sessions(model, lambda chunk, nodes: (chunk.end - chunk.begin, len(nodes))))
 
 
 def _in_sessions(model: ir.Model, form: Callable[[Chunk, Sequence[ir.Node]], object]) -> Iterator[ir.Node]:

@@ -21,7 +21,7 @@ steps write it and read it at first, is written behind them, and is read ahead o
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
@@ -100,19 +100,14 @@ def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
         model: Lowered, or planned.
         graph: Its graph, which knows what a training step writes over; None leaves out what is updated.
     """
-    steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
+    steps = {node: step for step, node in enumerate(model.graph)}
     found = [] if graph is None else [*_updated(model, graph), *_made(model, graph)]
-    for value in model.graph.initializers.values():
-        tensor, uses = value.const_value, value.uses()
-        if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not uses or value in inside:
-            continue
-        if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node, _ in uses):
-            continue
+    for value, tensor in _large(model):
         sizes = packed_sizes(value)
         if packer_of(value) is not None or (not sizes and is_packed_at_load(value)):
             continue
         by_form = dict[bool | None, list[tuple[ir.Node, int]]]()
-        for node, index in uses:
+        for node, index in value.uses():
             form = reads_transposed(node) if sizes and is_packing(node, index) else None
             by_form.setdefault(form, []).append((node, index))
         for form, readers in by_form.items():
@@ -125,6 +120,17 @@ def weight_reads(model: ir.Model, graph: Graph | None = None) -> list[Read]:
             read = Read(str(value.name), (), counted, resident, form, None in rows, own)
             found.append((read, sorted({steps[node] for node, _ in readers}), LARGEST))
     return _in_ranges(found)
+
+
+def _large(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Weights, and their tensors, that are large enough, and that nothing reads but nodes of the graph itself."""
+    steps, inside = set(model.graph), sizes_of_parts(model.graph)
+    for value in model.graph.initializers.values():
+        tensor, readers = value.const_value, value.consumers()
+        if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not readers or value in inside:
+            continue
+        if steps.issuperset(readers) and not (value.is_graph_output() or value.is_graph_input()):
+            yield value, tensor
 
 
 def _in_ranges(found: Iterable[tuple[Read, list[int], int]]) -> list[Read]:
@@ -149,17 +155,11 @@ def device_reads(model: ir.Model, host: Collection[str]) -> list[Read]:
         model: Lowered for the device.
         host: Names of values that lie on the host.
     """
-    steps, inside = {node: step for step, node in enumerate(model.graph)}, sizes_of_parts(model.graph)
-    found = []
-    for value in model.graph.initializers.values():
-        tensor, readers = value.const_value, value.consumers()
-        if tensor is None or tensor.dtype in UNSIZED or tensor.nbytes < SMALLEST or not readers or value in inside:
-            continue
-        if value.is_graph_output() or value.is_graph_input() or any(node not in steps for node in readers):
-            continue
-        if all(_reads_device_memory(node, host) for node in readers):
+    steps, found = {node: step for step, node in enumerate(model.graph)}, []
+    for value, tensor in _large(model):
+        if all(_reads_device_memory(node, host) for node in value.consumers()):
             read = Read(str(value.name), (), tensor.nbytes, tensor.nbytes, None, True)
-            found.append((read, sorted(steps[node] for node in readers), LARGEST))
+            found.append((read, sorted(steps[node] for node in value.consumers()), LARGEST))
     return _in_ranges(found)
 
 

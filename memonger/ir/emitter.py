@@ -46,7 +46,6 @@ class Emit(Protocol):
 
     def __call__(self, *inputs: Operand, **attributes: Attribute) -> ir.Value:
         """Append the node. An attribute that is None is left out."""
-        ...
 
 
 class Emitter:

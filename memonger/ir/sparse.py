@@ -23,7 +23,9 @@ def without_sparse(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     Raises:
         LoadError: one is malformed, too large, or lies in another file.
     """
-    if not any(_is_sparse(graph) for graph in _graphs(proto)):
+    constants = (node for graph in _graphs(proto) for node in graph.node if node.op_type == "Constant")
+    kinds = {attribute.type for node in constants for attribute in node.attribute}
+    if onnx.AttributeProto.SPARSE_TENSOR not in kinds and not any(g.sparse_initializer for g in _graphs(proto)):
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -45,15 +47,6 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
         for node in graph.node:
             if node.op_type in _GRAPHS:
                 graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-
-
-def _is_sparse(graph: onnx.GraphProto) -> bool:
-    return bool(graph.sparse_initializer) or any(
-        attribute.type == onnx.AttributeProto.SPARSE_TENSOR
-        for node in graph.node
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-    )
 
 
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:

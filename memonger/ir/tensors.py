@@ -74,11 +74,10 @@ def transposed(tensor: ir.TensorProtocol, axes: Sequence[int] | None = None) -> 
     axes = range(len(tensor.shape))[::-1] if axes is None else axes
     shape = ir.Shape([int(tensor.shape[axis]) for axis in axes])  # type: ignore[arg-type]
     dtype = tensor.dtype
-
-    def worked_out() -> ir.TensorProtocol:
-        return ir.Tensor(np.ascontiguousarray(np.transpose(tensor.numpy(), axes)), dtype=dtype)
-
-    return ir.LazyTensor(worked_out, dtype=dtype, shape=shape, name=tensor.name)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(np.ascontiguousarray(np.transpose(tensor.numpy(), axes)), dtype=dtype),
+        dtype=dtype, shape=shape, name=tensor.name,
+    )  # fmt: skip
 
 
 def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:

@@ -63,7 +63,9 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
         answers = {node: how for node, how in cut.items() if isinstance(how, Slicing)}
         writer.order += [*nodes[start:first], *(node for node in cut if node not in answers)]
         stages = [[node for node in nodes[one.begin : one.end] if node in answers] for one in band.stages]
-        counts = [_equal_slices(one.slices) for one in band.stages]
+        if any(len({b - a for a, b in itertools.pairwise(one.slices)}) > 1 for one in band.stages):
+            raise NotInLoopsError("a loop's slices are of one size.")
+        counts = [len(one.slices) - 1 for one in band.stages]
         writer.order += _BandInLoops(writer, band.size, answers, stages, counts, open_size).nodes(len(stages) - 1, 1)
         start = last
     writer.order += nodes[start:]
@@ -181,14 +183,6 @@ def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
 def _sums_of(node: ir.Node, how: Slicing) -> list[ir.Value]:
     """What a node sums up slice by slice."""
     return [node.outputs[index] for index in sorted(how.sums)]
-
-
-def _equal_slices(bounds: Sequence[int]) -> int:
-    """How many slices there are, of one size."""
-    widths = {end - begin for begin, end in itertools.pairwise(bounds)}
-    if len(widths) > 1:
-        raise NotInLoopsError("a loop's slices are of one size.")
-    return len(bounds) - 1
 
 
 @dataclass(slots=True)

@@ -135,9 +135,10 @@ def session(model: ir.Model, device: Device, options: ort.SessionSettings) -> It
 
 
 def run(
-    model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: feeding.Feeds | None,
+    model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: Iterable[feeding.Feeds | None],
     wanted: Wanted | None = None, spent: Spent | None = None, first: FirstPlan | None = None,
-) -> CalibratingRun:  # fmt: skip
+    begins: Callable[[int], object] = lambda number: None,
+) -> tuple[CalibratingRun, ...]:  # fmt: skip
     """Run the model in file order, with the profiler on and workspace accounted for.
 
     Args:
@@ -146,32 +147,18 @@ def run(
         folder: For what the runtime writes.
         cuda: How the CUDA provider is set up.
         threads: Threads within a node.
-        inputs: What it is fed; random numbers if None.
+        inputs: What it is fed, on the host one after the other in one session; random numbers for None. They are all
+            taken before the session is made: each as the model's inputs have sizes at that moment.
         wanted: What for; None: for all but results.
         spent: Where runs are counted.
         first: What runs in its place, in an arena. Of nodes that run again there the order alone is told.
+        begins: Called with the number of each before it runs.
+
+    Returns: a record of each, all with the most workspace of each node; times are of the first alone.
 
     Raises:
         SessionError: the runtime refuses the model or its inputs.
         NoRoomError: a device that isn't the host hasn't the room.
-    """
-    return run_each(model, device, folder, cuda, threads, (inputs,), wanted, spent, first)[0]
-
-
-def run_each(
-    model: ir.Model, device: Device, folder: Path, cuda: Cuda, threads: int, inputs: Iterable[feeding.Feeds | None],
-    wanted: Wanted | None = None, spent: Spent | None = None, first: FirstPlan | None = None,
-    begins: Callable[[int], object] = lambda number: None,
-) -> tuple[CalibratingRun, ...]:  # fmt: skip
-    """The same with several inputs, one after the other in one session on the host. Times are of the first alone.
-
-    Args:
-        model, device, folder, cuda, threads, wanted, spent, first: See `run`.
-        inputs: As there, several. They are all taken before the session is made: each as the model's inputs have sizes
-            at that moment.
-        begins: Called with the number of each before it runs.
-
-    Returns: a record of each, all with the most workspace of each node.
     """
     wanted, spent, limit = wanted or Wanted(), spent or Spent(), ort.Limit(None)
     memory = folder / "memory.csv"

@@ -363,15 +363,15 @@ class _Lowering:
         """
         settings, device = self.settings, self.device
         under = partial(
-            calibrate.run, lowered.ir, device, self.folder, settings.cuda, settings.threads, settings.inputs, wanted,
+            calibrate.run, lowered.ir, device, self.folder, settings.cuda, settings.threads, (settings.inputs,), wanted,
             self.spent,
         )  # fmt: skip
         planned = plan_if_well_over(model, lowered, device) if device.is_host else None
         if planned is not None:
             with suppress(SessionError):  # inferred sizes may be others than a run's
-                return planned.model, under(planned)
+                return planned.model, under(planned)[0]
         try:
-            return lowered.ir, under(None)
+            return lowered.ir, under(None)[0]
         except calibrate.NoRoomError as error:
             complaint = str(error)  # alone: with the error goes what the run has left of the device's memory
         try:
@@ -382,7 +382,7 @@ class _Lowering:
                 f"which its sizes need: {error} Plan it for a smaller batch, or at {option('level', 'disable')}."
             ) from error
         try:
-            return planned.model, under(planned)
+            return planned.model, under(planned)[0]
         except calibrate.NoRoomError as error:
             complaint = str(error)
         raise PlanError(f"{model.name}: it doesn't fit {device}, not even with a plan: {complaint}")

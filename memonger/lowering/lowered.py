@@ -18,7 +18,7 @@ from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
-from memonger.model.bodies import body_of, write_loop, write_out
+from memonger.model.bodies import write_loop, write_out
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
 from memonger.words import option
@@ -84,19 +84,14 @@ def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shap
     for node in [node for node in model.graph if node.domain == "" and node.op_type == "SequenceMap"]:
         write_loop(model, node)
         found = True
-    while nodes := [
-        node for node in model.graph
-        if node.domain == "" and _is_without_kernel(node.op_type, opset) and body_of(node, opset) is not None
-    ]:  # fmt: skip
-        write_out(model, nodes)
-        infer(model)
-        found = True
-    return found
 
+    def is_without_kernel(node: ir.Node) -> bool:
+        first = _WITHOUT_KERNEL.get(node.op_type) if node.domain == "" else None
+        return first is not None and (
+            first == 1 or onnx.defs.get_schema(node.op_type, opset, "").since_version >= first
+        )
 
-def _is_without_kernel(operator: str, opset: int) -> bool:
-    first = _WITHOUT_KERNEL.get(operator)
-    return first is not None and (first == 1 or int(onnx.defs.get_schema(operator, opset, "").since_version) >= first)
+    return write_out(model, lambda: filter(is_without_kernel, model.graph), infer) or found
 
 
 def portable(model: Model) -> Lowered:

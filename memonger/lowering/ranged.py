@@ -70,7 +70,7 @@ def run(
             value.shape = shape
 
     try:
-        runs = calibrate.run_each(
+        runs = calibrate.run(
             model, CPU, folder, Cuda(), threads, at_each(), wanted, spent, begins=partial(begun.__setitem__, 0)
         )
     except SessionError as error:

@@ -1,18 +1,18 @@
 """Bodies that the standard gives operators as functions of others, written in their place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from memonger.errors import PlanError
 from memonger.ir.marks import inline
 from memonger.ir.model import Model
 from memonger.ir.names import fresh
 from memonger.ir.rewrite import insert_for
 from memonger.ir.values import all_values, graphs, static_shape
 from memonger.model.load import lift_constants
+from memonger.shapes.inference import infer_shapes
 
 _DOMAIN = "memonger.body"
 
@@ -92,17 +92,28 @@ def write_loop(model: Model, node: ir.Node) -> None:
     lift_constants(model)
 
 
-def write_out(model: Model, nodes: Sequence[ir.Node]) -> None:
-    """Replace nodes of the model's graph by their bodies, whose types and shapes are to be inferred.
+def write_out(
+    model: Model, wanted: Callable[[], Iterable[ir.Node]], infer: Callable[[Model], object] = infer_shapes
+) -> bool:
+    """Replace nodes of the model's graph by their bodies, as often as bodies hold such nodes.
 
-    Raises:
-        PlanError: a body needs another operator set than the model's.
+    Args:
+        model: The model. It is changed.
+        wanted: The nodes that are to be their bodies, where they have one.
+        infer: What tells the types and shapes of what is written.
+
+    Returns: whether there are any.
     """
-    opset = int(model.ir.opset_imports[""])
-    for number, node in enumerate(nodes):
-        proto = body_of(node, opset)
-        if proto is None:
-            raise PlanError(f"{model.name}: operator {node.op_type} (node '{node.name}') has no function body.")
+    found, opset = False, int(model.ir.opset_imports.get("", 0))
+    while bodies := [(node, body) for node in wanted() if (body := body_of(node, opset)) is not None]:
+        _write_out(model, bodies, opset)
+        infer(model)
+        found = True
+    return found
+
+
+def _write_out(model: Model, bodies: Sequence[tuple[ir.Node, onnx.FunctionProto]], opset: int) -> None:
+    for number, (node, proto) in enumerate(bodies):
         function = _as_function(proto, f"{node.op_type}_{number}", opset, len(node.outputs))
         model.ir.functions[function.identifier()] = function
         # The node's attributes, and for the others the standard's defaults: a body refers to either

@@ -420,7 +420,8 @@ def inline_functions(model: Model) -> bool:
     """A pass: functions of the model's own are written out.
 
     Raises:
-        LoadError: they call themselves, or one another without an end, or too many nodes come of them.
+        LoadError: they call themselves, or one another without an end, or too many nodes come of them; a node has an
+            attribute that its operator has lost until the model's operator set, as onnxruntime finds, too.
     """
     if not model.ir.functions:
         return False
@@ -430,20 +431,7 @@ def inline_functions(model: Model) -> bool:
             f"{model.name}: its functions call one another so often that written out they are {count} nodes, and "
             f"{MOST_NODES} are the most that is read."
         )
-    _agree_on_versions(model)
-    try:
-        inline(model.ir)
-    except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
-        raise LoadError(f"{model.name}: its functions can't be inlined: {root_cause(error)}.") from error
-    return True
-
-
-def _agree_on_versions(model: Model) -> None:
-    """Functions have the operator sets of the model: whatever they import, onnxruntime runs their nodes in these.
-
-    Raises:
-        LoadError: a node has an attribute that its operator has lost until then, as onnxruntime finds, too.
-    """
+    # They have the operator sets of the model: whatever they import, onnxruntime runs their nodes in these
     for function in model.ir.functions.values():
         for domain, version in function.opset_imports.items():
             whole = function.opset_imports[domain] = model.ir.opset_imports.setdefault(domain, version)
@@ -457,6 +445,11 @@ def _agree_on_versions(model: Model) -> None:
                         f"'{domain or 'ai.onnx'}', the model in {whole}, where {node.op_type} has no "
                         f"{quoted(sorted(lost))}. Export the function in the model's."
                     )
+    try:
+        inline(model.ir)
+    except (ValueError, RuntimeError, ir.passes.PassError, ir.passes.InvariantError) as error:
+        raise LoadError(f"{model.name}: its functions can't be inlined: {root_cause(error)}.") from error
+    return True
 
 
 def drop_listed_initializers(model: Model) -> bool:

@@ -305,7 +305,7 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
     state = state_of(lowered.model, own.name)
     check_state(lowered.model, state, ranges, own.name)
     if state:
-        schedule.state_last(lowered.model, state)
+        schedule.put_in_order(lowered.model, state)
     recorded = place(model.ir, lowered.model, model.name)
     if options.chosen_strategy != "none":
         notes += (*lost(selected.ir, model.ir), *recorded.moved)

@@ -1,6 +1,6 @@
 """What of a plan runs in chunks: in a sentence, and as a table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -79,21 +79,15 @@ def chunks_table(records: Sequence[Mapping[str, Any]], count: int = 20) -> Table
     nodes, *figures = (Column(name, justify="right") for name in ("nodes", "before", "in chunks", "more time"))
     ends = Column("first … last", overflow="fold")
     table = Table(nodes, ends, "axis", "slices", *figures, title="What runs in chunks", title_justify="left")
-    for cells in map(_cells, records[:count]):
-        table.add_row(*cells)
+    for band in records[:count]:
+        table.add_row(
+            str(band["nodes"]), f"{band['first']} … {band['last']}", axis_words(ChunkedBand(**band)),
+            ", ".join(map(str, band["slices"])), format_size(band["bytes_before"]), format_size(band["bytes_after"]),
+            f"{band['seconds'] * 1e3:.2f} ms",
+        )  # fmt: skip
     if len(records) > count:
         table.add_row("", f"and {len(records) - count} more bands")
     return table
-
-
-def _cells(band: Mapping[str, Any]) -> Iterator[str]:
-    yield str(band["nodes"])
-    yield f"{band['first']} … {band['last']}"
-    yield axis_words(ChunkedBand(**band))
-    yield ", ".join(map(str, band["slices"]))
-    yield format_size(band["bytes_before"])
-    yield format_size(band["bytes_after"])
-    yield f"{band['seconds'] * 1e3:.2f} ms"
 
 
 CHUNKS_NOTE = (

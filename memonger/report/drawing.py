@@ -237,8 +237,10 @@ def _chosen(subject: _Subject, settings: DrawingSettings) -> list[int]:
 
 def _named(subject: _Subject, patterns: Sequence[str]) -> list[int]:
     graph, found = subject.graph, list[int]()
+    written = ([graph.values[value] for value in values] for values in graph.writes)
+    names = [(node, op, *values) for node, op, values in zip(graph.nodes, graph.ops, written, strict=True)]
     for pattern in patterns:
-        here = [step for step in range(len(graph.nodes)) if _matches(graph, step, pattern)]
+        here = [step for step, own in enumerate(names) if matches(own, pattern)]
         if not here:
             known = ", ".join(dict.fromkeys(graph.nodes[:4]))
             near = did_you_mean(pattern, [*graph.nodes, *graph.values])
@@ -248,11 +250,6 @@ def _named(subject: _Subject, patterns: Sequence[str]) -> list[int]:
             )
         found.extend(here)
     return list(dict.fromkeys(found))
-
-
-def _matches(graph: Graph, step: int, pattern: str) -> bool:
-    names = (graph.nodes[step], graph.ops[step], *(graph.values[value] for value in graph.writes[step]))
-    return matches(names, pattern)
 
 
 def _near(graph: Graph, begin: Sequence[int], depth: int) -> list[int]:

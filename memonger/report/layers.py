@@ -54,25 +54,21 @@ def layers_of(model: ir.Model, plan: Plan | None, seconds: Mapping[str, float]) 
     """
     state = {} if plan is None or plan.mode != "training" else _states(plan)
     offsets = {} if plan is None else {plan.graph.values[value]: offset for value, offset in plan.offsets.items()}
-    return tuple(_layer(node, state, offsets, seconds) for node in model.graph)
-
-
-def _layer(node: ir.Node, state: Mapping[str, str], offsets: Mapping[str, int], seconds: Mapping[str, float]) -> Layer:
-    written = [value for value in node.outputs if value.name]
-    sizes = [nbytes(value) for value in written]
-    first = str(written[0].name) if written else ""
-    name = node.name or first
-    return Layer(
-        node=name,
-        op=operator_name(node),
-        shapes=tuple(None if (dims := dims_of(value)) is None else tuple(dims) for value in written),
-        bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        flops=_flops(node),
-        seconds=seconds.get(name),
-        runs=state.get(name, _MARKS.get(node.metadata_props.get(marks.FORCE, ""))),
-        offset=offsets.get(first),
-        module=module_of(node),
-    )
+    layers = list[Layer]()
+    for node in model.graph:
+        written = [value for value in node.outputs if value.name]
+        sizes, first = [nbytes(value) for value in written], str(written[0].name) if written else ""
+        name, forced = node.name or first, _MARKS.get(node.metadata_props.get(marks.FORCE, ""))
+        layers.append(
+            Layer(
+                node=name, op=operator_name(node),
+                shapes=tuple(None if (dims := dims_of(value)) is None else tuple(dims) for value in written),
+                bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+                flops=_flops(node), seconds=seconds.get(name), runs=state.get(name, forced), offset=offsets.get(first),
+                module=module_of(node),
+            )
+        )  # fmt: skip
+    return tuple(layers)
 
 
 _MARKS = {"True": "to recompute", "False": "to keep"}

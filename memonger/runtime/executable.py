@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from memonger.runtime.arena import Arena, ArenaTensor
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, Ranged, SessionGroup
+from memonger.runtime.prepared import PartCopy, Partition, PreparedPlan, Program
 from memonger.runtime.weight_reader import WeightReader
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -28,40 +29,17 @@ Key = tuple[tuple[tuple[int, ...] | None, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlan:
-    """A plan's partitions, and the onnxruntime sessions that run them.
+    """A plan, and the onnxruntime sessions that run its partitions.
 
     Attributes:
-        program: Of the whole plan; with ranges of sizes that of the largest, whose open inputs have no shapes.
-        steps: What runs, in order.
+        plan: How it runs.
         engines: The sessions.
-        ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
-            session of their own, the second.
-        gate: See `memonger.runtime.prepared.CutPlan`.
         reader: What reads weights that stay in the plan's file; None where all are in memory.
     """
 
-    program: Program
-    steps: tuple[Partition | PartCopy, ...]
+    plan: PreparedPlan
     engines: tuple[Engine, ...]
-    ranged: Ranged | None = None
-    gate: int = 0
     reader: WeightReader | None = None
-
-
-def load_cut(plan: CutPlan, make_engine: Callable[[SessionGroup, Any], Engine]) -> LoadedPlan:
-    """Load a plan that is cut.
-
-    Args:
-        plan: Its groups aren't kept.
-        make_engine: Makes the session of a group, with the pool of those before.
-    """
-    engines: list[Engine] = []
-    reader = None if plan.reads is None else WeightReader(plan.reads)
-    with nullcontext() if reader is None else reader.loading():
-        for group in plan.groups:
-            engines.append(make_engine(group, engines[-1].pool if engines else None))
-        engines[-1].reserve()
-    return LoadedPlan(plan.program, plan.steps, tuple(engines), gate=plan.gate, reader=reader)
 
 
 class Exchange(Protocol):
@@ -69,11 +47,9 @@ class Exchange(Protocol):
 
     def before(self, partition: int) -> None:
         """Called before each partition, and once behind the last one."""
-        ...
 
     def give_up(self) -> None:
         """Called where the step ends before its updates: whatever has begun is to be waited for."""
-        ...
 
 
 class Executable:
@@ -90,7 +66,7 @@ class Executable:
         inputs_at: See `memonger.runtime.binding.Binding`.
 
     Attributes:
-        program: The plan's; see `LoadedPlan`.
+        program: The plan's.
         engines: The sessions, in order.
         inputs: What the caller feeds.
 
@@ -107,15 +83,15 @@ class Executable:
         kept: KeptState | None = None,
         inputs_at: Arena | None = None,
     ) -> None:
-        self.program, self.engines, self.arena = loaded.program, loaded.engines, arena
-        self._ranged, self._gate, self._kept = loaded.ranged, loaded.gate, kept
+        plan, self.engines, self.arena = loaded.plan, loaded.engines, arena
+        self.program, self._ranged, self._gate, self._kept = plan.program, plan.ranged, plan.gate, kept
         self._reader = loaded.reader
         self._persistent, self._inputs_at = persistent, inputs_at
         own = {*persistent.fixed, *persistent.scalars, *(() if kept is None else kept.state)}
         self.inputs = tuple(value for value in self.program.inputs if value.name not in own)
         self._names = tuple(value.name for value in self.inputs)
-        self._partitions = [step for step in loaded.steps if isinstance(step, Partition)]
-        self._steps = [self._copying(step) if isinstance(step, PartCopy) else step for step in loaded.steps]
+        self._partitions = [step for step in plan.steps if isinstance(step, Partition)]
+        self._steps = [self._copying(step) if isinstance(step, PartCopy) else step for step in plan.steps]
         self._planned = {tensor.name: tensor for tensor in self.program.planned}
         self._replaced = {new: old for old, new in persistent.updates.items() if new in self.program.replacing}
         persists = {*self._replaced, *persistent.written, *(() if kept is None else kept.state.values())}
@@ -136,7 +112,7 @@ class Executable:
             self._most *= 1 if kept is not None and kept.grows else self._ranged.kept
         for turn in range(turns) if self._ranged is None else ():
             self._last = ((), turn), self._bind(((), turn), self.program)
-        is_one = kept is None and self._ranged is None and len(loaded.steps) == 1 and self._reader is None
+        is_one = kept is None and self._ranged is None and len(plan.steps) == 1 and self._reader is None
         self._only = self._last[1][0] if is_one else None  # the only binding: the fast path asks for no other
 
     def _bind(self, key: Key, program: Program) -> tuple[Binding, ...]:
@@ -232,30 +208,21 @@ class Executable:
                 planned order: see `changes_anything`.
         """
         self._done, self._runs = 0, False
+        kept, run = self._kept, partial(self._run, targets=targets, goes_on=goes_on, exchange=exchange)
         with nullcontext() if self._reader is None else self._reader.running():
-            self._run_kept(inputs, targets, goes_on, exchange)
+            if kept is None:
+                run(self._at(inputs, 0), inputs)
+                return
+            given = {name: feed for name, feed in inputs.items() if name in kept.state}
+            rest = {name: feed for name, feed in inputs.items() if name not in given} if given else inputs
 
-    def _run_kept(
-        self,
-        inputs: feeding.Feeds,
-        targets: Mapping[str, Any],
-        goes_on: Callable[[], bool] | None,
-        exchange: Exchange | None,
-    ) -> None:
-        kept = self._kept
-        if kept is None:
-            self._run(self._at(inputs, 0), inputs, targets, goes_on, exchange)
-            return
-        given = {name: feed for name, feed in inputs.items() if name in kept.state}
-        rest = {name: feed for name, feed in inputs.items() if name not in given} if given else inputs
+            def at_turn(turn: int) -> bool:
+                bindings = self._at(rest, turn)
+                kept.begin(bindings[0].program)
+                run(bindings, rest)
+                return True
 
-        def at_turn(turn: int) -> bool:
-            bindings = self._at(rest, turn)
-            kept.begin(bindings[0].program)
-            self._run(bindings, rest, targets, goes_on, exchange)
-            return True
-
-        kept.step(at_turn, given)
+            kept.step(at_turn, given)
 
     def _run(
         self,

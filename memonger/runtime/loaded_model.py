@@ -111,13 +111,13 @@ class LoadedModel:
                 if len(plan.steps) > 1:
                     own[-1].reserve()
         self._loaded = tuple(
-            LoadedPlan(plan.program, plan.steps, tuple(own), plan.ranged, reader=reader)
+            LoadedPlan(plan, tuple(own), reader)
             for plan, own, reader in zip(prepared.plans, engines, readers, strict=True)
         )
-        first, given = self._loaded[0], prepared.state
+        first, given = prepared.plans[0], prepared.state
         self.programs = tuple(
             replace(one.program, inputs=tuple(value for value in one.program.inputs if value.name not in given))
-            for one in self._loaded
+            for one in prepared.plans
         )
         self.kept: KeptState | None = None
         if given and first.ranged is None:
@@ -127,7 +127,7 @@ class LoadedModel:
         self.arena_bytes = max(program.arena_bytes for program in self.programs)
         self.workspace_bytes = max(program.workspace_bytes for program in self.programs)
         self._padding: Padding | None = None
-        ranged = {index: one.ranged for index, one in enumerate(self._loaded) if one.ranged is not None}
+        ranged = {index: one.ranged for index, one in enumerate(prepared.plans) if one.ranged is not None}
         if pad:
             batches = [plan.batch for plan in prepared.plans]
             self._padding = Padding(self.programs, batches, ranged, is_tried=not prepared.draws)
@@ -172,7 +172,7 @@ class LoadedModel:
         smaller = self._padding.find(inputs) if self._padding is not None else None
         index = smaller.program if smaller is not None else self._pick(inputs)
         if targets:
-            program, ranged = self.programs[index], self._loaded[index].ranged
+            program, ranged = self.programs[index], self._loaded[index].plan.ranged
             if smaller is None and ranged is not None:
                 sizes = self.kept.sizes_with(state) if self.kept is not None else {}
                 program = ranged.at(ranged.key(inputs, sizes))
@@ -229,7 +229,8 @@ class LoadedModel:
                     raise SessionError(f"{error} Or have smaller batches filled up ({option('pad', True)}).") from error
                 raise
             return 0
-        for index, one in enumerate(self._loaded):
+        plans = [one.plan for one in self._loaded]
+        for index, one in enumerate(plans):
             program = self.programs[index]
             shapes = ((value.shape, feeding.shape_of(inputs.get(value.name))) for value in program.inputs)
             fits = all(None in pair or pair[0] == pair[1] for pair in shapes)
@@ -241,7 +242,7 @@ class LoadedModel:
             str({v.name: list(v.shape or ()) for v in one.program.inputs})
             if one.ranged is None
             else f"{{{described(one.ranged.ranges)}}}"
-            for one in self._loaded
+            for one in plans
         ]
         raise SessionError(
             f"no plan was made for the input shapes {given}; there are plans for [{', '.join(planned)}]."

@@ -146,7 +146,8 @@ def _runner(job: RunJob, feeds: Mapping[str, Any]) -> Callable[[], Mapping[str, 
         return lambda: _run_bound(stock, names, feeds)
     maps = {value.name for value in stock.get_outputs() if value.type.startswith("seq(map(")}
     return lambda: {
-        name: _table(result) if name in maps else result
+        # of a list of dictionaries (``ZipMap``) the table that a planned session gives where nothing is copied
+        name: np.array([list(row.values()) for row in result], np.float32) if name in maps else result
         for name, result in zip(names, stock.run(names, dict(feeds)), strict=True)
     }
 
@@ -164,11 +165,6 @@ def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> 
         binding.bind_output(name)
     session.run_with_iobinding(binding)
     return {n: feeding.to_python(value, None) for n, value in zip(names, binding.get_outputs(), strict=True)}
-
-
-def _table(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
-    """What a list of dictionaries was made of (``ZipMap``), as a planned session gives it where nothing is copied."""
-    return np.array([list(row.values()) for row in rows], np.float32)
 
 
 def serve(job: RunJob) -> None:

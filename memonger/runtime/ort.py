@@ -397,11 +397,6 @@ def texts(array: np.ndarray) -> Any:
     return binding.get_outputs()[0]
 
 
-def on_device(array: Any, device: Device) -> Any:
-    """An OrtValue with a copy of an array in the memory of a device; on the host over the array itself."""
-    return onnxruntime().OrtValue.ortvalue_from_numpy(array, device.kind, device.index)
-
-
 MOST_NOTES = 1 << 15
 """Nodes run between two times that a thread's notes are emptied, which takes about a millisecond."""
 

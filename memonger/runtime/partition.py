@@ -190,4 +190,4 @@ def cut_chunks(plan: Plan, lending: Lending | None = None) -> CutPlan:
         if model is not None
     )
     in_order = iter(found)
-    return CutPlan(program, tuple(next(in_order)[0] if step is None else step for step in steps), groups)
+    return CutPlan(program, tuple(next(in_order)[0] if step is None else step for step in steps), groups=groups)

@@ -91,7 +91,7 @@ def prepare(
     for index, plan in enumerate(plans):
         if plan.ranges:
             ranged = RangedProgram(plan)
-            found[index] = PreparedPlan(ranged.base, (whole(ranged.base),), plan.batch, ranged)
+            found[index] = whole(ranged.base, plan.batch, ranged)
             groups.append(_numbered(ranged.groups(plan, lending), index))
         elif device.is_host and is_chunked(plan):
             cut = cut_chunks(plan, lending)
@@ -102,7 +102,7 @@ def prepare(
         members = [rest[place] for place in places]
         varying, programs = programs_alike([plans[index] for index in members])
         for index, program in zip(members, programs, strict=True):
-            found[index] = PreparedPlan(program, (whole(program),), plans[index].batch)
+            found[index] = whole(program, plans[index].batch)
         groups.append(_shared(plans[members[0]], members, programs, varying, lending))
         mapped |= dict.fromkeys(members, plans[members[0]])
     batches = [str(one.batch) for one in plans if one.batch is not None and not one.ranges]

@@ -189,12 +189,6 @@ class Partition:
     session: int = 0
 
 
-def whole(program: Program) -> Partition:
-    """All steps in one partition."""
-    planned = {tensor.name for tensor in program.planned}
-    return Partition(program, live_outs={name: name for name in program.outputs if name not in planned})
-
-
 @dataclass(frozen=True, slots=True)
 class PartCopy:
     """A part to copy out of its whole, or into it.
@@ -297,31 +291,6 @@ class ReadSchedule:
     reads: tuple[WeightRead, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CutPlan:
-    """A plan cut into partitions.
-
-    Attributes:
-        program: Of the whole plan.
-        steps: What runs, in order.
-        groups: Of each session what it is made of; not to be kept.
-        gate: Number of the partitions of a training step that run before anything is updated.
-        parts: Of what persists in training: see `PersistentPart`.
-        buckets: What ranks add up, in the order in which that begins.
-        cuda: How the CUDA provider is set up.
-        reads: Of a training plan how weights that stay in the file are read; None where all are in memory.
-    """
-
-    program: Program
-    steps: tuple[Partition | PartCopy, ...]
-    groups: Iterable[SessionGroup]
-    gate: int = 0
-    parts: tuple[PersistentPart, ...] = ()
-    buckets: tuple[Bucket, ...] = ()
-    cuda: Cuda | None = None
-    reads: ReadSchedule | None = None
-
-
 class Ranged(Protocol):
     """The programs of a plan for ranges of sizes: see `memonger.runtime.ranged.RangedProgram`, which is one.
 
@@ -355,17 +324,43 @@ class PreparedPlan:
     Attributes:
         program: Of the whole plan; with ranges of sizes that of the largest, whose open inputs have no shapes.
         steps: What runs, in order.
-        batch: The batch it was planned for; None where that isn't open.
+        batch: The batch it was planned for; None where that isn't open, and of a training step.
         ranged: The programs of a plan for ranges of sizes: of these the only partition is one. Small sizes may have a
             session of their own, the second.
         reads: How weights that stay in the file are read; None where all are in memory.
+        gate: Number of the partitions of a training step that run before anything is updated.
     """
 
     program: Program
     steps: tuple[Partition | PartCopy, ...]
-    batch: int | None
+    batch: int | None = None
     ranged: Ranged | None = None
     reads: ReadSchedule | None = None
+    gate: int = 0
+
+
+def whole(program: Program, batch: int | None = None, ranged: Ranged | None = None) -> PreparedPlan:
+    """A plan that runs all its steps in one partition."""
+    planned = {tensor.name for tensor in program.planned}
+    outputs = {name: name for name in program.outputs if name not in planned}
+    return PreparedPlan(program, (Partition(program, live_outs=outputs),), batch, ranged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPlan(PreparedPlan):
+    """A plan cut into partitions.
+
+    Attributes:
+        groups: Of each session what it is made of; not to be kept.
+        parts: Of what persists in training: see `PersistentPart`.
+        buckets: What ranks add up, in the order in which that begins.
+        cuda: How the CUDA provider is set up.
+    """
+
+    groups: Iterable[SessionGroup]
+    parts: tuple[PersistentPart, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    cuda: Cuda | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +23,9 @@ from memonger.runtime import state as states
 from memonger.runtime.backend import backend
 from memonger.runtime.binding import Persistent, input_memory
 from memonger.runtime.engine import Engine
-from memonger.runtime.executable import Exchange, Executable, limit_of_program, load_cut
+from memonger.runtime.executable import Exchange, Executable, LoadedPlan, limit_of_program
 from memonger.runtime.interrupts import interrupts_later
-from memonger.runtime.prepared import Bucket, CutPlan, Input, SessionGroup
+from memonger.runtime.prepared import Bucket, CutPlan, Input
 from memonger.runtime.session import check_graphs
 from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
@@ -457,18 +457,21 @@ class Trainer:
         fixed = {name: self._weights if name in self._weights else self._state for name in kept}
         scalars = {name: self._scalars[role] for role, name in roles.scalars.items()}
         fixed, updates = with_parts(fixed, roles.updates, plan.parts)
-        limit = limit_of_program(plan.program, self.device)
-
-        def make_engine(group: SessionGroup, pool: Any) -> Engine:
-            return Engine(group, self.device, self._threads, check_order, plan.cuda, pool=pool, limit=limit)
-
-        with ort.making_sessions():
-            loaded = load_cut(plan, make_engine)
+        limit, engines = limit_of_program(plan.program, self.device), list[Engine]()
+        reader = None if plan.reads is None else WeightReader(plan.reads)
+        with ort.making_sessions(), nullcontext() if reader is None else reader.loading():
+            for group in plan.groups:
+                pool = engines[-1].pool if engines else None
+                engines.append(
+                    Engine(group, self.device, self._threads, check_order, plan.cuda, pool=pool, limit=limit)
+                )
+            engines[-1].reserve()
         own = fixed.keys() | scalars.keys()
         fed = replace(plan.program, inputs=tuple(value for value in plan.program.inputs if value.name not in own))
         return Executable(
-            loaded, self._arena, Persistent(fixed, scalars, updates), inputs_at=input_memory([fed], self.device)
-        )
+            LoadedPlan(plan, tuple(engines), reader), self._arena, Persistent(fixed, scalars, updates),
+            inputs_at=input_memory([fed], self.device),
+        )  # fmt: skip
 
 
 def check_labels(roles: Training, batch: Inputs) -> None:

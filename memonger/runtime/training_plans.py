@@ -87,10 +87,6 @@ class Shares:
         """The rank that gets each gradient of a bucket."""
         return _dealt([tensor.nbytes for tensor in bucket.members], size)
 
-    def of_others(self, rank: int, size: int) -> frozenset[str]:
-        """What another rank keeps."""
-        return frozenset(name for name, owner in self.owners(size).items() if owner != rank)
-
 
 def _dealt(sizes: list[int], ranks: int) -> list[int]:
     """The rank of each of some sizes: that whose equal part of the whole has its middle."""
@@ -186,7 +182,8 @@ def read_plans(
     cuda = first.stamp.cuda if first.stamp is not None and first.stamp.cuda is not None else Cuda()
     forward, frozen = forward_model.packed(forward_model.extract(first.model, first.name), first.files)
     shares = Shares.of(first, roles[0])
-    others, owners = (shares.of_others(*share), shares.owners(share[1])) if share is not None else (frozenset(), {})
+    owners = {} if share is None else shares.owners(share[1])
+    others = {name for name, owner in owners.items() if share is not None and owner != share[0]}
     tensors = _persistent(plans, roles)
     accumulated = {name for own in roles for name in own.accumulated.values()}
     whole = {name: tensor for name, tensor in tensors.items() if name not in accumulated}

@@ -6,7 +6,7 @@ the values it writes and every value that a later step reads before it is comput
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Self
@@ -142,17 +142,6 @@ class Problem:
             sizes=tuple(sizes),
             forward=tuple(forward),
             names=tuple(names),
-        )
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """A problem in the form of shared/data/remat: ``nodes`` with ``id``, ``cost``, ``bytes``, and ``edges``."""
-        number = {node["id"]: i for i, node in enumerate(data["nodes"])}
-        return cls.from_edges(
-            [float(node["cost"]) for node in data["nodes"]],
-            [int(node["bytes"]) for node in data["nodes"]],
-            [(number[a], number[b]) for a, b in data["edges"]],
-            [node["id"] for node in data["nodes"]],
         )
 
     @classmethod

@@ -17,7 +17,7 @@ from memonger.options import Options
 from memonger.plan import Plan
 from memonger.serving import bentoml, form, kserve, onnxruntime, openvino, ray, triton, triton_config, triton_python
 from memonger.serving.package import FLEETS, WAIT, ArenaSharing, Estimate, Naming, Package, check_runs, name_of, pack
-from memonger.serving.sources import Plans, files_of, several_of
+from memonger.serving.sources import Plans, several_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, shown, whole
 from memonger.words import did_you_mean, option
 
@@ -118,14 +118,21 @@ def export(
     sharing = _sharing(target, arenas, limit, wait)
     name, models, notes, own = _models(plans, target, name, batches, options)
     if force:
-        check_outside(files_of(models), Path(output))
+        files = [Path(one) for plans in models.values() for one in plans if isinstance(one, str | Path)]
+        check_outside(files, Path(output))
     package = pack(models, name, instances, sharing, ranges=target in FLEETS)
     if target in FLEETS:
         check_runs(package)
     with new_folder(Path(output), force) as folder:
         estimate, written = TARGETS[target].write(package, folder)
     if own is not None:
-        notes = (*notes, _beside_own(target, estimate, own))
+        batch = "" if own.batch is None else f" at batch {own.batch}"
+        beside = (
+            f"An export for {target} has no chunks: one instance is predicted to take "
+            f"{format_size(estimate.instance_bytes)}{batch}, where a session of memonger on this CPU takes "
+            f"{format_size(own.total_bytes)} in chunks."
+        )
+        notes = (*notes, beside)
     said = tuple(map(shown, dict.fromkeys((*notes, *package.notes, *written))))
     names = tuple(model.name for model in package.models)
     return Exported(Path(output), target, package.name, names, estimate, files_in(Path(output)), said)
@@ -168,16 +175,6 @@ def _models(
     notes = (*form.notes_for(target, plans), *(note for plan in plans for note in plan.notes))
     own = form.own_plan(target, without[0], plans, options or Options())
     return name, {name: list(plans)}, notes, own
-
-
-def _beside_own(target: str, estimate: Estimate, own: Plan) -> str:
-    """What an export that has no chunks takes, beside a session of memonger that has."""
-    batch = "" if own.batch is None else f" at batch {own.batch}"
-    return (
-        f"An export for {target} has no chunks: one instance is predicted to take "
-        f"{format_size(estimate.instance_bytes)}{batch}, where a session of memonger on this CPU takes "
-        f"{format_size(own.total_bytes)} in chunks."
-    )
 
 
 def _sharing(target: str, arenas: int | None, limit: str | int | None, wait: float | None) -> ArenaSharing | None:

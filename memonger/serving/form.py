@@ -63,15 +63,12 @@ def options_for(target: str, source: Source | Model, batches: Sequence[int], opt
     if len(batches) > MOST_BATCHES or any(type(one) is not int or not 1 <= one <= MOST_BATCH for one in batches):
         raise PlanError(f"{option('batches')} must be at most {MOST_BATCHES} whole numbers from 1 on, as 1, 4 and 16.")
     sizes: Sequence[int | None] = sorted(set(batches)) or [options.batch]
-    if sizes == [None] and options.inputs is None and _is_open(source, options.sizes):
-        sizes = BATCHES.get(target, (1,))
+    if sizes == [None] and options.inputs is None:
+        model = source if isinstance(source, Model) else load_as_is(source)
+        sizes = BATCHES.get(target, (1,)) if has_open_batch(model.ir, options.sizes) else sizes
     device = "none" if options.device is None and target in PORTABLE else options.device
     chunks = "off" if options.chunks == "auto" and target in ELSEWHERE else options.chunks
     return [replace(options, batch=size, device=device, chunks=chunks, mode="inference") for size in sizes]
-
-
-def _is_open(source: Source | Model, dims: Mapping[str, int]) -> bool:
-    return has_open_batch(source.ir if isinstance(source, Model) else load_as_is(source).ir, dims)
 
 
 def plans_for(target: str, source: Source | Model, batches: Sequence[int], options: Options) -> tuple[Plan, ...]:

@@ -31,9 +31,14 @@ class PreparedModel(BackendRep):
     """
 
     def __init__(self, model: Source | Model, device: str, **keywords: Any) -> None:
+        if not isinstance(model, onnx.ModelProto):
+            raise TypeError(
+                f"a backend takes an onnx.ModelProto, as onnx.load(path) gives, not {type(model).__name__}."
+            )
         self._model = model
         self._options = Options(**{"device": device, "mode": "inference", **keywords})
-        self._inputs = _input_names(model)
+        defaults = {tensor.name for tensor in model.graph.initializer} if model.ir_version < 4 else set()
+        self._inputs = [value.name for value in model.graph.input if value.name not in defaults]
         self._sessions: dict[Shapes, Session] = {}
         self.plans: dict[Shapes, Plan] = {}
 
@@ -52,14 +57,6 @@ class PreparedModel(BackendRep):
             return dict(inputs)
         given = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
         return dict(zip(self._inputs, given, strict=False))
-
-
-def _input_names(model: Any) -> list[str]:
-    proto = model if isinstance(model, onnx.ModelProto) else None
-    if proto is None:
-        raise TypeError(f"a backend takes an onnx.ModelProto, as onnx.load(path) gives, not {type(model).__name__}.")
-    defaults = {tensor.name for tensor in proto.graph.initializer} if proto.ir_version < 4 else set()
-    return [value.name for value in proto.graph.input if value.name not in defaults]
 
 
 class MemongerBackend(Backend):

@@ -1,6 +1,6 @@
 """sources: what there is to export → the plans of each model by its name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,3 @@ def _models_in(folder: Path) -> dict[str, Plans]:
 def _files(folder: Path) -> Iterator[Path]:
     """The model files right in a folder."""
     return (one for one in sorted(folder.iterdir()) if one.name.endswith(SUFFIX) and one.is_file())
-
-
-def files_of(models: Mapping[str, Sequence[Any]]) -> list[Path]:
-    """The files among the plans of models."""
-    return [Path(one) for plans in models.values() for one in plans if isinstance(one, str | Path)]

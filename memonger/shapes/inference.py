@@ -559,7 +559,22 @@ def complete_types(graph: ir.Graph, domains: Sequence[str]) -> bool:
 def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     """The type of an output of a node, which ONNX's inference may not know; None where nothing tells it."""
     if node.domain == "":
-        return _standard_type(node, place)
+        # Of a standard operator whose inference leaves an output out, as old versions' do, or that is newer than the
+        # model's operator set, as onnxruntime runs some: that of an input that the standard gives the same type.
+        if not onnx.defs.has(node.op_type, ""):
+            return None
+        newest = onnx.defs.get_schema(node.op_type, "")
+        opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
+        is_known = opset is not None and onnx.defs.has(node.op_type, opset, "")
+        schema = onnx.defs.get_schema(node.op_type, opset or 1, "") if is_known else newest
+        wanted = schema.outputs[place].type_str if place < len(schema.outputs) else ""
+        several = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        alike = [
+            value
+            for value, formal in zip(node.inputs, schema.inputs, strict=False)
+            if formal.type_str == wanted and formal.option != several
+        ]
+        return next((v.dtype for v in alike if v is not None and isinstance(v.type, ir.TensorType)), None)
     if node.domain == "com.microsoft.nchwc":
         return _FLOAT  # as all of that layout
     if node.domain == "ai.onnx.ml":
@@ -587,26 +602,6 @@ def output_type(node: ir.Node, place: int) -> ir.DataType | None:
     if value is None:
         return instead
     return value.const_value.dtype if value.dtype is None and value.const_value is not None else value.dtype
-
-
-def _standard_type(node: ir.Node, place: int) -> ir.DataType | None:
-    """Of a standard operator whose inference leaves an output out, as old versions' do, or that is newer than the
-    model's operator set, as onnxruntime runs some: that of an input that the standard gives the same type.
-    """
-    if not onnx.defs.has(node.op_type, ""):
-        return None
-    newest = onnx.defs.get_schema(node.op_type, "")
-    opset = node.version if node.version is not None else node.graph.opset_imports.get("") if node.graph else None
-    is_known = opset is not None and onnx.defs.has(node.op_type, opset, "")
-    schema = onnx.defs.get_schema(node.op_type, opset or 1, "") if is_known else newest
-    wanted = schema.outputs[place].type_str if place < len(schema.outputs) else ""
-    several = onnx.defs.OpSchema.FormalParameterOption.Variadic
-    alike = [
-        value
-        for value, formal in zip(node.inputs, schema.inputs, strict=False)
-        if formal.type_str == wanted and formal.option != several
-    ]
-    return next((v.dtype for v in alike if v is not None and isinstance(v.type, ir.TensorType)), None)
 
 
 _FLOAT_OF_ANY = (

@@ -265,7 +265,7 @@ def _steps(
         return None if step is None else [step]
     how = _BODIES.get(operator_name(node))
     kinds = [value for value in (*node.inputs, *node.outputs) if value is not None and value.type is not None]
-    if how is None or opset < 9 or not all(_is_tensor(value) or _is_sequence(value) for value in kinds):
+    if how is None or opset < 9 or not all(_is_tensor(v) or isinstance(v.type, ir.SequenceType) for v in kinds):
         return None
     begins, ends = how(node)
 
@@ -386,10 +386,6 @@ def _step(
         anyway=facts(node).sized_anyway,
         evaluate=_how(node, site) if not wanted.isdisjoint(node.outputs) else None,
     )
-
-
-def _is_sequence(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.SequenceType)
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -224,8 +224,8 @@ def test_a_smaller_file_beside_the_data_of_the_model_has_weights_of_its_own(larg
     assert beside.stat().st_size > 0
     x = {"x": normal(0, 8, 3, 64, 64)}
     results = (_session(file).run(None, x) for file in (large, beside.parent / "smaller.onnx"))
-    for expected, found in zip(*results, strict=True):  # bits weren't checked
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    for right, found in zip(*results, strict=True):  # bits weren't checked
+        np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-3)
 
 
 def test_a_file_that_refers_to_data_of_others_leaves_none_of_its_own(large: Path, tmp_path: Path) -> None:

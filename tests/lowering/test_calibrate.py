@@ -67,7 +67,7 @@ def _named(text: str) -> ir.Model:
 def _calibrated(
     folder: Path, wanted: calibrate.Wanted | None = None, spent: Spent | None = None
 ) -> calibrate.CalibratingRun:
-    return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, None, wanted, spent)
+    return calibrate.run(_named(SMALL), CPU, folder, Cuda(), 1, (None,), wanted, spent)[0]
 
 
 def test_times_are_the_median_of_the_runs_after_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

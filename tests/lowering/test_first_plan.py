@@ -27,10 +27,10 @@ class _Runs:
         self.under, self.shown = list[FirstPlan | None](), list[calibrate.CalibratingRun]()
         run = calibrate.run
 
-        def noted(*given: Any) -> calibrate.CalibratingRun:
+        def noted(*given: Any) -> tuple[calibrate.CalibratingRun, ...]:
             self.under.append(given[8])
-            self.shown.append(run(*given))
-            return self.shown[-1]
+            self.shown += run(*given)
+            return tuple(self.shown[-1:])
 
         monkeypatch.setattr(calibrate, "run", noted)
 

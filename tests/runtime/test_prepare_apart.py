@@ -41,7 +41,7 @@ for name, files in (
         for number, feeds in enumerate(json.loads((folder / f"{name}.json").read_text())):
             results = session.run({key: given[place] for key, place in feeds.items()})
             found |= {f"{name}/{number}/{key}": value for key, value in results.items()}
-        found[f"{name}/steps"] = len(session._model._loaded[0].steps)
+        found[f"{name}/steps"] = len(session._model._loaded[0].plan.steps)
         found |= {f"{name}/state/{key}": value for key, value in session.state_dict().items()}
     loaded = sorted(one for one in sys.modules if one.split(".")[0] in ("onnx", "onnx_ir", "google", "ml_dtypes"))
     assert not loaded, (name, loaded)

@@ -1,6 +1,5 @@
 """Recomputation under a budget: problems, timelines, the search, the exact strategy."""
 
-import json
 import random
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planning.remat import problem_of
 from memonger.errors import PlanError, RuntimeUnavailableError
 from memonger.schedule import greedy, portfolio
 from memonger.schedule import timeline as timelines
@@ -29,7 +29,7 @@ DATA = Path(__file__).parents[1] / "data" / "remat"
 
 
 def load(name: str) -> Problem:
-    return Problem.from_json(json.loads((DATA / f"{name}.json").read_text()))
+    return problem_of(DATA / f"{name}.json")
 
 
 @st.composite

@@ -30,12 +30,8 @@ _GOLDEN = 0x9E3779B9  # 2³² over the golden ratio, odd: multiples of it are sp
 
 def salt_of(node: ir.Node, draw: int = 0) -> int:
     """What sets the node's numbers apart from those of others: a checksum of its name, of its seed where it has one."""
-    return zlib.crc32(f"{node.name}/{draw}/{_given_seed(node)}".encode())
-
-
-def _given_seed(node: ir.Node) -> object:
-    attribute = node.attributes.get("seed")
-    return None if attribute is None else attribute.value
+    seed = node.attributes.get("seed")
+    return zlib.crc32(f"{node.name}/{draw}/{None if seed is None else seed.value}".encode())
 
 
 def fix_seeds(model: ir.Model) -> None:

@@ -23,11 +23,7 @@ from memonger.ir.windows import Windows, windows_of
 from memonger.lowering.cuda.rules import Written, rule
 
 
-def _has_no_middle(op: Emitter, node: ir.Node) -> bool:
-    return op.attribute(node, "size", 1) % 2 == 0
-
-
-@rule("LRN", when=_has_no_middle)
+@rule("LRN", when=lambda op, node: op.attribute(node, "size", 1) % 2 == 0)
 def _lrn(op: Emitter, node: ir.Node) -> Written:
     """cuDNN has a middle channel, so an even number of them is refused.
 
