@@ -302,7 +302,10 @@ def measure_in_turns(
         report_progress("timing")
         for worker in workers.values():
             worker.times(settings.warm_up)
-        take_turns(list(workers.values()), ROUNDS, _a_turn(settings))
+        runs = _a_turn(settings)
+        for turn in range(ROUNDS):
+            report_progress(f"timing: {turn * runs} of {ROUNDS * runs} runs done")
+            take_turns(list(workers.values()), 1, runs)
         return {name: worker.result() for name, worker in workers.items()}
 
 

@@ -74,7 +74,7 @@ def print_wide(console: Console, table: Table) -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, title: str, steps: int = STAGES) -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error: a bar on a terminal, else a line every few seconds.
+    """What is being done, on standard error: a bar on a terminal, else a line from time to time.
 
     The bar moves by one of ``steps`` for each stage that wasn't told of before. What a search has found of a frontier
     stays as a line of its own.
@@ -109,14 +109,14 @@ def _bar(title: str, console: Screen, steps: int) -> Iterator[Callable[[str], No
 
 @contextmanager
 def _lines(title: str) -> Iterator[Callable[[str], None]]:
-    """Says what is being done in a line, and every `LINE_SECONDS`; nothing of what takes less."""
+    """Says what is being done in a line after `LINE_SECONDS`, and ever more seldom; nothing of what takes less."""
     begin, state, over = time.monotonic(), [""], threading.Event()
 
     def say(stage: str) -> None:
         print_line(f"{title}: {stage} ({time.monotonic() - begin:.0f} s)", err=True)
 
     def speak() -> None:
-        while not over.wait(LINE_SECONDS):
+        while not over.wait(max(LINE_SECONDS, (time.monotonic() - begin) / 4)):
             say(state[0])
 
     def report_progress(stage: str) -> None:

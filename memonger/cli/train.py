@@ -123,7 +123,9 @@ def _in_turns(
         timed = max(1, steps - jobs["planned"].untimed)
         turns = min(comparing.ROUNDS, timed)
         for turn in range(turns):
-            take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - timed * turn // turns)
+            done = timed * turn // turns
+            report_progress(f"timing: {done} of {timed} steps done")
+            take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - done)
         for worker in workers.values():
             worker.save(with_state=len(jobs) > 1)  # which is compared
         return {

@@ -194,8 +194,9 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     dims = list(job.options.dims or ())
     roles = training_roles.read(job.lowered.model, job.source.name)
     some_may_fit = error.budget > job.request.base - input_bytes(job.lowered.model, roles)
-    if some_may_fit and (job.source.batch is not None or dims):
-        besides: dict[str, object] = {} if job.source.batch is not None else {"vary": dims[0]}
+    batch = job.source.batch or 1
+    if some_may_fit and (batch > 1 or dims):
+        besides: dict[str, object] = {} if batch > 1 else {"vary": dims[0]}
         size = besides.get("vary", "batch")
         if others := {name: value for name, value in (job.options.dims or {}).items() if name != size}:
             besides["dims"] = others
@@ -203,6 +204,8 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
             besides["device"] = str(job.device)
         example = call("fit", job.source.name, memory=exactly(error.budget), **besides)
         hint += f" The largest {size} that fits: {example}"
+        hint += ", with the other options of this plan." if job.mode == "training" else ""
+    hint += "".join(f" {note[:1].upper()}{note[1:]}" for note in job.source.notes)
     bound = error.lower_bound
     if may_run_in_chunks(job):
         bound = min(bound, total_lower_bound(job.request, whole=False))

@@ -56,7 +56,7 @@ from memonger.schedule.solution import Solution, total_bytes
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
 from memonger.units import MOST_POINTS, format_size, whole
-from memonger.words import FILE, option, quoted
+from memonger.words import FILE, NAME, option, quoted
 
 if TYPE_CHECKING:
     import networkx
@@ -351,8 +351,8 @@ def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]
     if why:
         return dataclasses.replace(options, mode="training"), (f"planned for training, as {why}: {other}.",)
     note = (
-        "planned for inference, as the model has no gradients and no marks (mirror_stage, force_mirroring), and no "
-        f"loss is given: {option('mode', 'training')} plans its training step."
+        "planned for inference, as the model has no gradients and no loss is given: "
+        f"{option('loss', NAME)} plans its training step."
     )
     return dataclasses.replace(options, mode="inference"), (note,)
 

@@ -19,8 +19,7 @@ def test_a_model_with_nothing_of_training_is_planned_for_inference() -> None:
     plan = _plan(chain())
     assert (plan.mode, plan.strategy, plan.training) == ("inference", "none", None)
     assert plan.notes == (
-        "planned for inference, as the model has no gradients and no marks (mirror_stage, force_mirroring), and no "
-        "loss is given: mode='training' plans its training step.",
+        "planned for inference, as the model has no gradients and no loss is given: loss=NAME plans its training step.",
     )
 
 

@@ -71,7 +71,7 @@ class ModuleBars {
     this.rectangles = rectangles;
     this.search = search;
     this.depth = make("select", { ariaLabel: "Depth of modules" });
-    for (const depth of [1, 2, 3, 4]) this.depth.append(make("option", { value: depth }, `${depth} deep`));
+    for (const depth of [1, 2, 3, 4]) this.depth.append(make("option", { value: depth }, `by module, ${depth} deep`));
     this.title = make("span", {});
     this.bars = make("div", { className: "bars" });
     this.peak = make("button", { type: "button" }, "At the peak");
