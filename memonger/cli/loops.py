@@ -89,6 +89,7 @@ def _expectation(made: Shrunk) -> list[str]:
 
 def _loops(loops: tuple[Loop, ...]) -> str:
     if not loops:
-        return "Nothing runs in a loop: all nodes stand in a branch (If), where onnxruntime doesn't take twice what they need."
+        why = "where onnxruntime doesn't take twice what they need"
+        return f"Nothing runs in a loop: all nodes stand in a branch (If), {why}."
     parts = [f"{loop.nodes} nodes in {loop.slices} slices" for loop in loops]
     return f"In loops run {', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]}."

@@ -235,6 +235,18 @@ def test_a_size_that_the_model_itself_cannot_have_ends_the_search() -> None:
     assert "contradict each other" in found.beyond.reason
 
 
+def test_the_error_of_a_budget_names_sizes_that_were_left_out(model: Path) -> None:
+    with pytest.raises(BudgetError, match=r"The batch \('batch'\) has no size: it is 1, unless batch=N") as refused:
+        memonger.search_plan(model, mode="inference", device="none", budget="2KiB", effort=EFFORT)
+    assert "fit" not in str(refused.value)  # no batch is smaller
+
+
+def test_the_error_of_a_training_step_says_that_its_options_go_on(model: Path) -> None:
+    options = {"loss": "mean_squared_error", "optimizer": memonger.SGD(lr=0.1), "device": "none", "effort": EFFORT}
+    with pytest.raises(BudgetError, match=r"memory='6KiB', device='none'\), with the other options of this plan\."):
+        memonger.search_plan(model, batch=9, budget="6KiB", **options)
+
+
 def test_the_error_of_a_budget_offers_it(model: Path) -> None:
     with pytest.raises(
         BudgetError,
