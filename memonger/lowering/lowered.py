@@ -4,7 +4,7 @@ The portable form, here, holds standard operators only and is bound to no machin
 `memonger.lowering.device_form`: it is what onnxruntime's own optimizer makes of the model for one machine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -18,6 +18,7 @@ from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
+from memonger.ir.values import graphs
 from memonger.model.bodies import write_loop, write_out
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
@@ -91,7 +92,10 @@ def write_out_bodies(model: Model, infer: Callable[[Model], object] = infer_shap
             first == 1 or onnx.defs.get_schema(node.op_type, opset, "").since_version >= first
         )
 
-    return write_out(model, lambda: filter(is_without_kernel, model.graph), infer) or found
+    def without_kernel() -> Iterator[ir.Node]:  # onnxruntime writes out what branches have, too, and gives it names
+        return (node for graph in graphs(model.ir) for node in graph if is_without_kernel(node))
+
+    return write_out(model, without_kernel, infer) or found
 
 
 def portable(model: Model) -> Lowered:

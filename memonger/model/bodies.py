@@ -95,7 +95,7 @@ def write_loop(model: Model, node: ir.Node) -> None:
 def write_out(
     model: Model, wanted: Callable[[], Iterable[ir.Node]], infer: Callable[[Model], object] = infer_shapes
 ) -> bool:
-    """Replace nodes of the model's graph by their bodies, as often as bodies hold such nodes.
+    """Replace nodes by their bodies, as often as bodies hold such nodes.
 
     Args:
         model: The model. It is changed.
@@ -129,8 +129,10 @@ def _write_out(model: Model, bodies: Sequence[tuple[ir.Node, onnx.FunctionProto]
         )
         for old, new in zip(node.outputs, call.outputs, strict=True):
             new.type, new.shape = old.type, old.shape
+        parent = node.graph
+        assert parent is not None
         insert_for(node, [call], call.outputs)
-        model.graph.remove(node, safe=True)
+        parent.remove(node, safe=True)
     model.ir.opset_imports.setdefault(_DOMAIN, 1)
     inline(model.ir)
     model.ir.opset_imports.pop(_DOMAIN, None)

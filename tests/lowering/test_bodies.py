@@ -27,6 +27,9 @@ MODELS = {
     "a = Attention <left_window_size = 1> (r, r, r) y = Flatten(a) }",
     "ReduceLogSumExp": "(float[N, 8] x) => (float[N, 1] y) { k = Constant<value_ints = [1]>() "
     "y = ReduceLogSumExp(x, k) }",
+    "in branches": "(float[N, 8] x) => (float[N, 8] y) <float z = {0}> { m = ReduceSum <keepdims = 0> (x) "
+    "c = Greater(m, z) y = If <then_branch = t () => (float[N, 8] a) { h = HardSwish(x) a = Neg(h) }, "
+    "else_branch = e () => (float[N, 8] b) { b = Mish(x) }> (c) }",
     "SequenceMap": "(float[N, 8] x) => (float[M, 8] y) <float[8] w = {1, 2, 3, 4, 5, 6, 7, 8}, int64 one = {1}> "
     "{ s = SplitToSequence (x, one) q, t = SequenceMap <body = b (float[1, 8] e, float[8] v) => (float[1, 8] n, "
     "float[1, 8] r) { n = Neg(e) m = Mul(n, v) r = Add(m, w) }> (s, w) y = ConcatFromSequence <axis = 0> (t) }",
