@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
+from memonger.cli.output import done_of
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.devices import Device
@@ -302,9 +303,9 @@ def measure_in_turns(
         report_progress("timing")
         for worker in workers.values():
             worker.times(settings.warm_up)
-        runs = _a_turn(settings)
+        runs, begin = _a_turn(settings), time.monotonic()
         for turn in range(ROUNDS):
-            report_progress(f"timing: {turn * runs} of {ROUNDS * runs} runs done")
+            report_progress(f"timing: {done_of(turn * runs, ROUNDS * runs, 'runs', begin)}")
             take_turns(list(workers.values()), 1, runs)
         return {name: worker.result() for name, worker in workers.items()}
 

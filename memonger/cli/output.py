@@ -133,6 +133,19 @@ def _lines(title: str) -> Iterator[Callable[[str], None]]:
         speaker.join()
 
 
+def done_of(done: int, of: int, what: str, begin: float) -> str:
+    """How many of some alike parts are done, and about how long the others take.
+
+    Args:
+        done: How many.
+        of: Of how many.
+        what: What they are, as ``runs``.
+        begin: When the first began, by `time.monotonic`.
+    """
+    left = f", about {(time.monotonic() - begin) / done * (of - done):.0f} s left" if done else ""
+    return f"{done} of {of} {what} done{left}"
+
+
 def print_json(record: Any) -> None:
     """One JSON object on standard output."""
     click.echo(json.dumps(record))

@@ -1,5 +1,6 @@
 """A training plan run as training: losses, seconds of a step and memory, alone or beside stock onnxruntime."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ import numpy as np
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
 from memonger.cli.measure_steps import STATE, MeasuredTrainer, StepsJob
+from memonger.cli.output import done_of
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.errors import MemongerError
@@ -121,10 +123,10 @@ def _in_turns(
             workers[name] = stack.enter_context(MeasuredTrainer(job, folder, name))
         report_progress("timing")
         timed = max(1, steps - jobs["planned"].untimed)
-        turns = min(comparing.ROUNDS, timed)
+        turns, begin = min(comparing.ROUNDS, timed), time.monotonic()
         for turn in range(turns):
             done = timed * turn // turns
-            report_progress(f"timing: {done} of {timed} steps done")
+            report_progress(f"timing: {done_of(done, timed, 'steps', begin)}")
             take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - done)
         for worker in workers.values():
             worker.save(with_state=len(jobs) > 1)  # which is compared

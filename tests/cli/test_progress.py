@@ -5,7 +5,7 @@ import time
 import pytest
 
 from memonger.cli import output
-from memonger.cli.output import progress_bar
+from memonger.cli.output import done_of, progress_bar
 
 
 def test_a_line_every_few_seconds_says_what_is_done_now(
@@ -42,3 +42,9 @@ def test_nothing_is_said_where_nothing_is_to_be_said(
         tell("search: found point 1 of 3: 1 MiB in total, +1%")
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+def test_parts_that_are_alike_tell_how_long_the_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 130.0)
+    assert done_of(0, 100, "runs", 130.0) == "0 of 100 runs done"
+    assert done_of(20, 100, "runs", 120.0) == "20 of 100 runs done, about 40 s left"
