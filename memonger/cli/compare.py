@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.cli import gradients, noise
+from memonger.cli.differences import each_array
 from memonger.cli.output import done_of
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
@@ -400,9 +401,7 @@ def save_outputs(outputs: Mapping[str, Any], path: Path) -> None:
     Raises:
         MemongerError: an output is no array, or the file can't be written.
     """
-    lists = {name: value for name, value in outputs.items() if isinstance(value, list)}
-    outputs = {name: value for name, value in outputs.items() if name not in lists}
-    outputs |= {f"{name}[{number}]": one for name, value in lists.items() for number, one in enumerate(value)}
+    outputs = each_array(outputs)
     strange = [name for name, value in outputs.items() if not isinstance(value, np.ndarray)]
     if strange:
         raise MemongerError(f"output '{strange[0]}' is no array and can't go into an .npz.")

@@ -57,15 +57,13 @@ class Difference:
     why: str = ""
 
 
-def each_array(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Outputs by name, the arrays of a sequence ``y`` as ``y[0]`` and so on, with how many those are."""
-    found = dict[str, np.ndarray]()
+def each_array(outputs: Mapping[str, Any], *, lengths: bool = False) -> dict[str, Any]:
+    """Outputs by name, the arrays of a sequence ``y`` as ``y[0]`` and so on; with ``lengths`` also their number."""
+    found = dict[str, Any]()
     for name, value in outputs.items():
-        if isinstance(value, list):
-            found[f"length of {name}"] = np.array(len(value))
-            found |= {f"{name}[{number}]": array for number, array in enumerate(value)}
-        else:
-            found[name] = value
+        several = isinstance(value, list)
+        found |= {f"length of {name}": np.array(len(value))} if several and lengths else {}
+        found |= {f"{name}[{number}]": one for number, one in enumerate(value)} if several else {name: value}
     return found
 
 
@@ -77,7 +75,7 @@ def difference(mine: Mapping[str, Any], stock: Mapping[str, Any], tolerance: Tol
         stock: The same.
         tolerance: What they may differ by; None: in no bit.
     """
-    mine, stock = each_array(mine), each_array(stock)
+    mine, stock = each_array(mine, lengths=True), each_array(stock, lengths=True)
     allowed, names, gaps, why, equal = tolerance or Tolerance(), list[str](), [], "", True
     for name, theirs in stock.items():
         ours = mine.get(name)

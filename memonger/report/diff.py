@@ -153,17 +153,17 @@ def _plans(first: Plan, second: Plan, names: tuple[str, str]) -> dict[str, Any]:
         "totals": {key: pair for key, pair in totals.items() if pair[0] != pair[1]},
         "overhead": [r["overhead"] for r in records] if records[0]["overhead"] != records[1]["overhead"] else None,
         "chunks": [record["chunks"] for record in records] if first.chunks != second.chunks else None,
-        "recomputed": {
-            "only_in_first": [name for name in dict.fromkeys(again[0]) if name not in set(again[1])],
-            "only_in_second": [name for name in dict.fromkeys(again[1]) if name not in set(again[0])],
-        },
-        "in_files": {
-            "only_in_first": [name for name in in_files[0] if name not in set(in_files[1])],
-            "only_in_second": [name for name in in_files[1] if name not in set(in_files[0])],
-        },
+        "recomputed": _only(*again),
+        "in_files": _only(*in_files),
         "offsets_changed": sum(offsets[0][name] != offsets[1][name] for name in both),
         "workspace_changed": sum(before.get(name) != after.get(name) for name in {**before, **after}),
     }
+
+
+def _only(first: Sequence[str], second: Sequence[str]) -> dict[str, list[str]]:
+    """Of two lists of names what one has that the other hasn't, each once."""
+    pairs = {"only_in_first": (first, set(second)), "only_in_second": (second, set(first))}
+    return {key: [name for name in dict.fromkeys(own) if name not in other] for key, (own, other) in pairs.items()}
 
 
 def totals_table(record: Mapping[str, Any]) -> Table:
