@@ -9,6 +9,9 @@ from memonger.cli.planning import source_and_options
 from memonger.planner import fit as planner
 from memonger.report.fit import fit_lines, fit_record, sizes_table
 
+STOPPED = 130
+"""The exit status of what Ctrl-C ended, as shells have it."""
+
 
 def fit(
     model: Path,
@@ -22,7 +25,8 @@ def fit(
     lora: tuple[int, str] | None,
     **flags: Any,
 ) -> None:
-    """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none."""
+    """Find the largest size that fits, write what is asked for, and print the answer. The exit status is 1 if none, and
+    `STOPPED` after Ctrl-C, which leaves the largest that was found by then."""
     _, options = source_and_options(model, flags)
     with progress_bar(quiet, f"Fitting {model.name}") as report_progress:
         fitted = planner.fit(
@@ -49,5 +53,5 @@ def fit(
         )
         if written is not None:
             console.print(f"Wrote {written}.", soft_wrap=True)
-    if not fitted.fits:
-        sys.exit(1)
+    if fitted.is_stopped or not fitted.fits:
+        sys.exit(STOPPED if fitted.is_stopped else 1)

@@ -7,7 +7,7 @@ file order: only then may its values be given addresses.
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +35,7 @@ from memonger.lowering.cpu import fuse_products
 from memonger.lowering.cpu_convolutions import block_convolutions
 from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.lowering.first_plan import first_plan, plan_if_well_over
+from memonger.lowering.growth import GrownRuns
 from memonger.lowering.lowered import Calibration, Lowered
 from memonger.model.branches import has_branches, open_branches
 from memonger.plan_records import Spent
@@ -100,6 +101,7 @@ class LoweringSettings:
             which parts of a backward pass come far too early.
         ranges: Dimensions that are symbolic in the model, and stay so; on the CPU alone.
         times: Whether what nodes take decides anything, so that the model runs again after it has run once.
+        grown: What runs at smaller sizes showed, on the CPU: where the same nodes come out, the model doesn't run.
     """
 
     level: str = "all"
@@ -109,6 +111,7 @@ class LoweringSettings:
     cuda: Cuda = field(default_factory=Cuda)
     ranges: Mapping[str, DimRange] = field(default_factory=dict)
     times: bool = True
+    grown: GrownRuns | None = None
 
 
 def device_form(
@@ -146,7 +149,7 @@ def device_form(
         lowering = _Lowering(device, settings, folder.path, spent)
         if not device.is_host or LEVELS[settings.level] == LEVELS["disable"]:
             unbound = None
-        lowered, calibration = lowering.lower_or_open(written, unbound)
+        lowered, calibration, run = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and settings.level != "rewrite" else ""
@@ -155,7 +158,7 @@ def device_form(
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
-    return Lowered(lowered.ir, stamp, calibration, files=folder, spent=spent, passes=lowered.passes)
+    return Lowered(lowered.ir, stamp, calibration, folder, spent, lowered.passes, run)
 
 
 _EXACT = frozenset({
@@ -180,18 +183,23 @@ def _varied(feeds: Mapping[str, np.ndarray], inputs: Sequence[Input]) -> dict[st
     return found
 
 
+_Whole = tuple[Model, Calibration, calibrate.CalibratingRun | None]
+"""What is to be planned: a lowered model with what was measured of it."""
+
+
 class _Calibrated(NamedTuple):
     """A lowered model as it ran, what was measured, and what it gave; nothing measured where its bits were enough."""
 
     lowered: Model
     calibration: Calibration | None
     results: calibrate.Results | None = None
+    run: calibrate.CalibratingRun | None = None
 
     @property
-    def whole(self) -> tuple[Model, Calibration]:
+    def whole(self) -> _Whole:
         """What is to be planned."""
         assert self.calibration is not None
-        return self.lowered, self.calibration
+        return self.lowered, self.calibration, self.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class _Lowering:
     folder: Path
     spent: Spent
 
-    def lower_or_open(self, model: Model, unbound: Model | None) -> tuple[Model, Calibration]:
+    def lower_or_open(self, model: Model, unbound: Model | None) -> _Whole:
         """`as_stock`; a model that the runtime refuses, but for sizes that are fixed in branches, with these open."""
         try:
             return self.as_stock(model, unbound)
@@ -219,7 +227,7 @@ class _Lowering:
                 pass  # it isn't that: what was said first counts
             raise
 
-    def as_stock(self, model: Model, unbound: Model | None) -> tuple[Model, Calibration]:
+    def as_stock(self, model: Model, unbound: Model | None) -> _Whole:
         """The model that the optimizer makes, calibrated.
 
         With sizes fixed it computes more of a model beforehand, and fuses otherwise. So where the operators differ that
@@ -228,7 +236,14 @@ class _Lowering:
         """
         settings = self.settings
         first = self.optimized(model, model, "optimized.onnx")
+        if (grown := self.grown(model, first)) is not None:
+            return grown.whole
         other = None if unbound is None else self.computing_otherwise(unbound, model, first)
+        if settings.grown is not None:
+            if other is not None and (grown := self.grown(model, other[1](), "sizes_open")) is not None:
+                return grown.whole
+            if settings.grown.why_not_run:
+                raise PlanError(f"{model.name}: {settings.grown.why_not_run}")
         if other is None:
             return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
         if settings.ranges:
@@ -245,9 +260,7 @@ class _Lowering:
                     return replace(self, settings=replace(settings, inputs=given)).of_two(model, first, other)
         return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
 
-    def of_two(
-        self, model: Model, first: Model, other: tuple[Model | None, Callable[[], Model]]
-    ) -> tuple[Model, Calibration]:
+    def of_two(self, model: Model, first: Model, other: tuple[Model | None, Callable[[], Model]]) -> _Whole:
         """The first form, or what `computing_otherwise` gives where its bits differ; both run on the inputs given.
 
         Raises:
@@ -322,15 +335,11 @@ class _Lowering:
         return with_sizes(found) if has_all else None, in_full
 
     def calibrated(
-        self, model: Model, lowered: Model, wanted: calibrate.Wanted, name: str = "optimized"
+        self, model: Model, optimized: Model, wanted: calibrate.Wanted, name: str = "optimized"
     ) -> _Calibrated:
         """What the optimizer made of a model as it runs, with what it gives; files are of that name."""
         settings, device = self.settings, self.device
-        for number in range(ROUNDS):
-            if number:
-                lowered = self.optimized(lowered, model, f"{name}{number}.onnx", "ORT_DISABLE_ALL")
-            if settings.source_order:
-                lowered = run_passes(lowered, "lower", partial(order_as_source, source=model.ir), put_updates_last)
+        for lowered in self.reloads(model, optimized, name):
             if settings.ranges:
                 open_dims.forget(lowered.ir)
                 whole, runs = ranged.run(
@@ -349,10 +358,31 @@ class _Lowering:
                 host = calibrate.hosted(lowered.ir, device, settings.cuda)
                 _give_sizes(lowered.ir, run)
                 held = calibrate.run_time_bytes(lowered.ir, [run])
-                return _Calibrated(lowered, Calibration(run.seconds, run.workspace, host, held), run.results)
+                return _Calibrated(lowered, Calibration(run.seconds, run.workspace, host, held), run.results, run)
         raise PlanError(
             f"{model.name}: onnxruntime doesn't run its own optimized model as written; it can't be planned."
         )
+
+    def grown(self, model: Model, optimized: Model, name: str = "optimized") -> _Calibrated | None:
+        """What the optimizer made of a model with what a run of it would show; None where smaller sizes don't tell."""
+        if self.settings.grown is None:
+            return None
+        for lowered in self.reloads(model, optimized, name):
+            run = self.settings.grown.of_model(lowered.ir)
+            if run is not None:
+                _give_sizes(lowered.ir, run)
+                if not run_time_sized(lowered.ir):
+                    return _Calibrated(lowered, Calibration(run.seconds, run.workspace), run=run)
+        return None
+
+    def reloads(self, model: Model, lowered: Model, name: str) -> Iterator[Model]:
+        """What the optimizer made of a model, then what the runtime makes of that, until it leaves it as it is."""
+        for number in range(ROUNDS):
+            if number:
+                lowered = self.optimized(lowered, model, f"{name}{number}.onnx", "ORT_DISABLE_ALL")
+            if self.settings.source_order:
+                lowered = run_passes(lowered, "lower", partial(order_as_source, source=model.ir), put_updates_last)
+            yield lowered
 
     def run(
         self, model: Model, lowered: Model, wanted: calibrate.Wanted

@@ -6,6 +6,7 @@ The portable form, here, holds standard operators only and is bound to no machin
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
@@ -23,6 +24,9 @@ from memonger.model.bodies import write_loop, write_out
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
 from memonger.words import option
+
+if TYPE_CHECKING:
+    from memonger.lowering.calibrate import CalibratingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Lowered:
         files: Keeps temporary files alive that the model's tensors lie in.
         spent: What was run so far; planning goes on counting.
         passes: The passes that changed the model on the way from its source.
+        run: What the run showed that it was calibrated by; None without a device, and with a range of sizes.
     """
 
     model: ir.Model
@@ -61,6 +66,7 @@ class Lowered:
     files: object = None
     spent: Spent = field(default_factory=Spent)
     passes: tuple[PassRecord, ...] = ()
+    run: "CalibratingRun | None" = None
 
 
 _WITHOUT_KERNEL: Mapping[str, int] = {

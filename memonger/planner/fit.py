@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import onnx_ir as ir
 
@@ -23,6 +23,7 @@ from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.ir.model import Model
 from memonger.ir.values import required_inputs
+from memonger.lowering.growth import GrownRuns, ran_nodes
 from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
@@ -30,7 +31,7 @@ from memonger.plan import Plan, parameter_bytes
 from memonger.planner.attempts import least, may_wait, with_window, within
 from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
-from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks
+from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.planner.search_plan import prepare
 from memonger.runtime.process_memory import available_memory
 from memonger.schedule import STRATEGIES, Request
@@ -50,6 +51,13 @@ _SAMPLED = 64
 
 _SEARCHES = 6
 """Searches on interpolated sizes, each at a larger one than before."""
+
+_RUN_SECONDS, _RUN_BYTES = 3.0, GiB
+"""Once three sizes ran, larger ones run where that takes so many seconds at most, and so many bytes or the memory that
+is asked for; of others the runs of those three tell."""
+
+_COPIES = 8192
+"""Copies of nodes that slices of one plan may make here: more let little more fit, and take minutes at each size."""
 
 _MEASURED = 4, 5
 """Of memory that the machine has available a size is measured that takes so many parts of so many: other programs take
@@ -124,6 +132,7 @@ class Fit:
         seconds: What all this took.
         strategy: What decided what is recomputed. With ``none`` the bounds are for plans that recompute nothing.
         options: The options of the plan.
+        is_stopped: Whether Ctrl-C ended the search: sizes between this one and ``beyond`` weren't looked at.
     """
 
     memory: int
@@ -137,6 +146,7 @@ class Fit:
     seconds: float
     strategy: Strategy
     options: Options = field(repr=False)
+    is_stopped: bool = False
 
     @property
     def fits(self) -> bool:
@@ -186,7 +196,8 @@ def fit(
 
     Sizes above the largest that fits without chunks are planned as `memonger.search_plan` plans them, chunks among its
     means, each from the model itself. What no plan takes less than is then what is there beside the arena and the
-    outputs, and a second bound, of plans without chunks, is larger. ``chunks="off"`` takes less time.
+    outputs, and a second bound, of plans without chunks, is larger. ``chunks="off"`` takes less time. Once a size was
+    found to fit, Ctrl-C ends the search with the largest that was.
 
     Args:
         source: What `memonger.load` takes, with a dimension that is open.
@@ -285,6 +296,7 @@ class _SizeSearch:
         self.stock: tuple[int, int] | None = None  # a lowered size and what stock onnxruntime takes at it: inference
         self.orders: list[str] = []
         self.lowered: dict[int, Request] = {}
+        self.ran: dict[int, Any] = {}  # what calibrating runs showed, by size
         self.in_files: dict[int, tuple[int, bool]] = {}  # bytes that no window needs; whether values may be in a file
         self.between: Interpolation | None = None
         self.schedules: Schedules | None = None  # of the structure that is interpolated
@@ -296,22 +308,13 @@ class _SizeSearch:
 
     def found(self, points: int) -> Fit:
         """Look for the largest size, and plan so many sizes up to it."""
-        size, job = self._first()
-        self.may_chunk = self.options.chunks != "off" and may_run_in_chunks(job)
-        if self.attempt(size, job).beyond is None:
-            self._interpolate(size)
-            low, size = size, self._estimate(size)
-            if not (self.may_chunk and self.has_window):
-                self._close_in(low, MOST_BATCH + 1, size, self._reached)
-        if self.may_chunk:
-            self.whole = 0 if self.best is None else self.best.size
-            self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
-            low, high = self.whole, self._ceiling(self.whole)
-            self._close_in(low, high, max(size, low + 1), self._scaled)
-            while high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
-                if self.attempt(high).beyond is None:  # what can be measured is known better by then
-                    low, high = high, self._ceiling(high)
-                    self._close_in(low, high, low + 1, self._scaled)
+        is_stopped = False
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            is_stopped, points = True, 0
         best, plan, bound = self.best, None, None
         low = 0 if best is None else best.size
         sizes = sorted({max(1, low * number // points) for number in range(1, points + 1)}) if low else []
@@ -334,7 +337,27 @@ class _SizeSearch:
             seconds=time.perf_counter() - self.begin,
             strategy=self.strategy,
             options=dataclasses.replace(self.options, mode=self.mode, progress=self.report),
+            is_stopped=is_stopped,
         )
+
+    def _search(self) -> None:
+        """Plan sizes until one fits and one more doesn't: as they are, then in chunks."""
+        size, job = self._first()
+        self.may_chunk = self.options.chunks != "off" and may_run_in_chunks(job)
+        if self.attempt(size, job).beyond is None:
+            self._interpolate(size)
+            low, size = size, self._estimate(size)
+            if not (self.may_chunk and self.has_window):
+                self._close_in(low, MOST_BATCH + 1, size, self._reached)
+        if self.may_chunk:
+            self.whole = 0 if self.best is None else self.best.size
+            self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
+            low, high = self.whole, self._ceiling(self.whole)
+            self._close_in(low, high, max(size, low + 1), self._scaled)
+            while high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
+                if self.attempt(high).beyond is None:  # what can be measured is known better by then
+                    low, high = high, self._ceiling(high)
+                    self._close_in(low, high, low + 1, self._scaled)
 
     @property
     def best(self) -> _Attempt | None:
@@ -359,7 +382,16 @@ class _SizeSearch:
         if self.changes:
             source = self.changes.made(source, options.batch, options.dims)
             options = dataclasses.replace(options, batch=None, dims=None)
-        job = prepare(source, options, times=True)
+        grown = self._grown(size)
+        job = prepare(source, options, times=True, grown=grown)
+        if grown is not None and not job.lowered.spent.runs:
+            few, more, last = grown.growth.sizes
+            told = (
+                f"{self.vary} {size} didn't run: its times and workspace follow from runs at {few}, {more} and {last}."
+            )
+            job = dataclasses.replace(job, notes=(*job.notes, told))
+        elif (ran := ran_nodes(job.lowered)) is not None:
+            self.ran[size] = ran
         if job.stock_bytes is not None and job.mode == "inference":
             self.stock = (size, job.stock_bytes)
         return dataclasses.replace(job, request=self._reporting(job.request, size))
@@ -414,18 +446,45 @@ class _SizeSearch:
         self.orders = orders_of(self.options.order, job.request.graph)
         return size, job
 
-    def _too_large_to_measure(self, size: int) -> str | None:
-        """Why a size can't be lowered here, if so: the calibrating run has no plan yet, and takes what it takes."""
-        device = device_of(self.options.device)
-        available = available_memory() if device.is_host and not device.facts.is_portable else None
-        if available is None or self.smallest is None:
+    def _grown(self, size: int) -> GrownRuns | None:
+        """What smaller sizes tell of a run at this one; None where it is to run."""
+        if not self._is_measured or self.options.inputs is not None or self.options.ranges:
             return None
+        found = GrownRuns.of(self.ran, size)
+        if found is None:
+            return None
+        seconds = math.fsum((found.runs[-1].seconds or {}).values()) * found.growth.ratio
+        if seconds <= _RUN_SECONDS and self._unplanned_bytes(size) <= max(self.memory, _RUN_BYTES):
+            return None
+        return dataclasses.replace(found, why_not_run=self._too_large_to_run(size) or "")
+
+    @property
+    def _is_measured(self) -> bool:
+        """Whether the model runs here to be planned."""
+        device = device_of(self.options.device)
+        return device.is_host and not device.facts.is_portable
+
+    def _unplanned_bytes(self, size: int) -> int:
+        """About what a calibrating run of a size takes, which has no plan yet."""
+        assert self.smallest is not None
         nearest, request = self.smallest if self.between is None else (size, self.between.request(size))
         arena = needed_bytes(request.graph, assign_storage(request.graph, request.sharing))
         fixed = min(self.weights + (request.run_time or 0), request.base)
         needed = fixed + (request.base - fixed + arena) * size // nearest
         if self.stock is not None:  # its allocator rounds up, and doesn't use every gap
             needed = max(needed, self.stock[1] * size // self.stock[0])
+        return needed
+
+    def _too_large_to_measure(self, size: int) -> str | None:
+        """Why a size can't be lowered here, if so: it has to run for that, and takes more than there is."""
+        return None if self._grown(size) is not None else self._too_large_to_run(size)
+
+    def _too_large_to_run(self, size: int) -> str | None:
+        """Why a size can't run here without a plan, if so."""
+        available = available_memory() if self._is_measured else None
+        if available is None or self.smallest is None:
+            return None
+        device, needed = device_of(self.options.device), self._unplanned_bytes(size)
         taken, parts = _MEASURED
         if needed * parts <= available * taken:
             return None
@@ -588,12 +647,18 @@ class _SizeSearch:
     def _in_chunks(self, size: int, job: Job) -> _Attempt:
         """A size planned as `memonger.search_plan` does. Inference has a budget by any strategy: where that takes none,
         nothing is computed again."""
+        self._report_progress(f"{self.vary} {size}: looking for slices")
         is_inference = job.mode == "inference"
         budget, made = self.memory if is_inference else job.request.budget, None
         strategy: Strategy = "none" if is_inference and job.request.budget is None else job.strategy
         request = dataclasses.replace(job.request, budget=budget)
+        asked = dataclasses.replace(job, request=request, strategy=strategy)
+        if is_inference:
+            asked = with_search(asked)
+            assert asked.search is not None
+            asked.search.most_copies = _COPIES
         try:
-            made = decided(dataclasses.replace(job, request=request, strategy=strategy))
+            made = decided(asked)
             total = total_bytes(made[0].request, made[1])
         except BudgetError as error:
             total = error.smallest

@@ -1,25 +1,20 @@
-"""One model at all sizes of a dimension, interpolated between a few sizes at which it was lowered.
+"""One model at all sizes of a dimension, interpolated between a few sizes at which it was lowered, and schedules of it.
 
-What a value takes is a polynomial in the size: of degree 1 in a batch, 2 in the length of a sequence. Three sizes give
-it exactly. Workspace and what inputs decide the size of, which were measured, are taken to grow as they did last, and
-times in proportion.
+How what is known of those sizes grows: `memonger.lowering.growth`.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from memonger.graph.graph import Alias, Graph
+from memonger.lowering.growth import POINTS, Growth
 from memonger.schedule import Outcome, Request
 from memonger.schedule.orders import ORDERS
 from memonger.schedule.recompute import Budgets
 from memonger.schedule.solution import Solution, lay_out, total_bytes
 from memonger.units import MOST_BATCH
-
-POINTS = 3
-"""Sizes that give a polynomial of degree 2."""
 
 PLACED = ("subview", "optional")
 """Aliases whose byte depends on the size; see `Interpolation.request`."""
@@ -85,41 +80,28 @@ class Interpolation:
         """The request at a size."""
         if size in self.sizes:
             return self.requests[self.sizes.index(size)]
-        (before, last), largest_one = self.sizes[-2:], self.requests[-1]
-        graphs, ratio, graph = [each.graph for each in self.requests], size / last, largest_one.graph
-        above, below = [], []
-        for own in self.sizes:
-            others = [other for other in self.sizes if other != own]
-            above.append(math.prod(size - other for other in others))
-            below.append(math.prod(own - other for other in others))
-        common = math.lcm(*below)
-        weights = [a * (common // b) for a, b in zip(above, below, strict=True)]
-
-        def polynomial(values: Sequence[int]) -> int:
-            """What is so large at the three sizes is at this size, by Lagrange's formula, in integers."""
-            return max(0, sum(weight * value for weight, value in zip(weights, values, strict=True)) // common)
-
+        growth, largest_one = Growth(self.sizes, size), self.requests[-1]
+        graphs, graph = [each.graph for each in self.requests], largest_one.graph
         written = [[value for writes in each.writes for value in writes] for each in graphs]
         columns = [[each.sizes[value] for value in own] for each, own in zip(graphs, written, strict=True)]
         sizes = list(graph.sizes)
         for value, row in zip(written[-1], zip(*columns, strict=True), strict=True):
-            sizes[value] = max(polynomial(row), int(graph.planned[value]))  # what is planned has a byte
-
-        def measured(one: int, other: int) -> int:
-            """Bytes that runs took at the two largest sizes: less at the larger of them isn't taken to go on."""
-            return max(0, math.ceil(other + max(0, other - one) * (size - last) / (last - before)))
+            sizes[value] = max(growth.polynomial(row), int(graph.planned[value]))  # what is planned has a byte
 
         graph = dataclasses.replace(
             graph,
             sizes=tuple(sizes),
-            workspace=tuple(map(measured, graphs[-2].workspace, graph.workspace)),
-            costs=tuple(cost * ratio for cost in graph.costs),
+            workspace=tuple(map(growth.measured, zip(*(each.workspace for each in graphs), strict=True))),
+            costs=tuple(cost * growth.ratio for cost in graph.costs),
         )
         nothing = [()] * len(graph.nodes)  # as byte offsets subviews hold at one size: without them more is counted
         graph = graph.with_aliases(subview=nothing, optional=nothing)
-        base, run_time = polynomial([each.base - (each.run_time or 0) for each in self.requests]), largest_one.run_time
+        base, run_time = (
+            growth.polynomial([each.base - (each.run_time or 0) for each in self.requests]),
+            largest_one.run_time,
+        )
         if run_time is not None:
-            run_time = measured(self.requests[-2].run_time or 0, run_time)
+            run_time = growth.measured([each.run_time or 0 for each in self.requests])
             base += run_time
         return dataclasses.replace(largest_one, graph=graph, base=base, run_time=run_time, estimates=None)
 

@@ -61,6 +61,8 @@ from memonger.words import FILE, NAME, option, quoted
 if TYPE_CHECKING:
     import networkx
 
+    from memonger.lowering.growth import GrownRuns
+
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
 
@@ -262,13 +264,16 @@ def _silent(stage: str) -> None:
     """No progress is shown."""
 
 
-def prepare(source: Source | Model, options: Options, *, times: bool = False) -> Job:
+def prepare(
+    source: Source | Model, options: Options, *, times: bool = False, grown: "GrownRuns | None" = None
+) -> Job:  # fmt: skip
     """Load, differentiate, lower, and make the graph.
 
     Args:
         source: What `search_plan` takes.
         options: How to plan.
         times: What nodes take decides something, though the options ask for nothing to be computed again.
+        grown: What runs at smaller sizes showed, in place of one at this size.
     """
     report_progress, device = options.progress or _silent, device_of(options.device)
     report_progress("load")
@@ -291,7 +296,8 @@ def prepare(source: Source | Model, options: Options, *, times: bool = False) ->
         model, notes = _differentiate(model, asked)
         said += notes
     report_progress("lower")
-    lowered, ranges = _lower(source, model, device, options, open_in_file, times or options.chosen_strategy != "none")
+    timed = times or options.chosen_strategy != "none"
+    lowered, ranges = _lower(source, model, device, options, open_in_file, timed, grown)
     report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
     if ranges:
@@ -597,8 +603,9 @@ def _differentiate(model: Model, options: Options) -> tuple[Model, tuple[str, ..
 
 
 def _lower(
-    source: Source | Model, model: Model, device: Device, options: Options, unbound: Model | None, times: bool
-) -> tuple[Lowered, Mapping[str, DimRange]]:
+    source: Source | Model, model: Model, device: Device, options: Options, unbound: Model | None, times: bool,
+    grown: "GrownRuns | None",
+) -> tuple[Lowered, Mapping[str, DimRange]]:  # fmt: skip
     """The lowered model, and for ranges of sizes these with their places: then it is read anew, with its sizes open."""
     ranges: Mapping[str, DimRange] = {}
     if options.ranges:
@@ -616,7 +623,7 @@ def _lower(
     level = options.level or (("rewrite" if device.is_host else "disable") if training else "all")
     settings = LoweringSettings(
         level, options.threads, options.inputs, source_order=training, cuda=options.cuda, ranges=ranges,
-        times=options.chosen_strategy != "none" if options.ranges else times,
+        times=options.chosen_strategy != "none" if options.ranges else times, grown=grown,
     )  # fmt: skip
     try:
         return device_form(model, device, settings, None if training else unbound), ranges

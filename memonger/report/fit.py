@@ -32,6 +32,7 @@ def fit_record(fit: Fit, model: str, output: str | None) -> dict[str, Any]:
         "overhead": fit.overhead,
         "strategy": fit.strategy,
         "bound_holds_for": list(fit.bound_holds_for),
+        "stopped": fit.is_stopped,
         "beyond": None if fit.beyond is None else dataclasses.asdict(fit.beyond),
         "tried": [{"size": size, "total_bytes": total} for size, total in fit.tried.items()],
         "frontier": [dataclasses.asdict(point) for point in fit.frontier],
@@ -62,7 +63,10 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
         yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
         yield from window_line(weight_figures(plan))
         yield from chunks_lines(plan)
-    yield _beyond(fit)
+    if fit.is_stopped:
+        yield f"Stopped: what is larger than {fit.vary} {fit.size} wasn't looked at to the end, and may fit, too."
+    if fit.beyond is not None or not fit.is_stopped:
+        yield _beyond(fit)
 
 
 def _beyond(fit: Fit) -> str:

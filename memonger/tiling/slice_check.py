@@ -27,6 +27,7 @@ from memonger.plan_records import Spent
 from memonger.runtime import ort, profile
 from memonger.runtime.weights import LEND_ALL, session_of
 from memonger.tiling.cutting import Slicing
+from memonger.units import MiB
 
 EXACT = frozenset(
     ["Abs", "Add", "Clip", "Concat", "DepthToSpace", "Flatten", "Identity", "LeakyRelu", "MaxPool", "Mul", "Neg",
@@ -45,6 +46,10 @@ _LARGER = 16.0
 _DRAWS, _FEW = 16, 1 << 16
 """Draws for nodes that read so many numbers at most: of few sums, and of the few elements behind the last vector that
 kernels compute otherwise, the last bits may be the same by chance."""
+
+MOST_BYTES = 256 * MiB
+"""Of a node that reads and writes more, as of a very large batch, a beginning is compared that takes about so much: so
+large a part takes whatever path of a kernel all of it does."""
 
 _NORMAL = 1 << 20
 """Random numbers that larger arrays repeat: to draw them takes longer than most nodes."""
@@ -128,6 +133,71 @@ class CheckedCopy:
         return tuple(places)
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What copies of a node are compared with: all that it gives, or the beginning.
+
+    Attributes:
+        copies: What they read and give of it.
+        inputs: Which elements of the node's inputs there are, of those that are cut; none where it is all.
+        outputs: Which elements of its outputs, likewise.
+    """
+
+    copies: Sequence[CheckedCopy]
+    inputs: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
+    outputs: Mapping[int, Elements] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(node: ir.Node, copies: Sequence[CheckedCopy]) -> "_Whole":
+        """The beginning that holds these copies, each as far from a multiple of `ALIGNMENT` as it was; or all."""
+        values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.name]
+        total = sum(nbytes(value) or 0 for value in {value.name: value for value in values}.values())
+        if total <= MOST_BYTES:
+            return _Whole(copies)
+
+        def size(values: Sequence[ir.Value | None], index: int, part: Elements) -> int:
+            value = values[index]
+            shape = None if value is None else static_shape(value)
+            return 0 if shape is None or part.block != 1 else shape[part.axis]
+
+        read = {i: (part.axis, size(node.inputs, i, part)) for copy in copies for i, part in copy.inputs.items()}
+        given = {i: (part.axis, size(node.outputs, i, part)) for copy in copies for i, part in copy.outputs.items()}
+        sizes = [of_axis for _, of_axis in (*read.values(), *given.values())]
+        count = math.gcd(*sizes)  # elements of the axis, of which a value may have several each
+        if not all(sizes):
+            return _Whole(copies)
+
+        def ranges(copy: CheckedCopy) -> set[tuple[float, float]]:
+            parts = [(part, read[i][1]) for i, part in copy.inputs.items()]
+            parts += [(part, given[i][1]) for i, part in copy.outputs.items()]
+            return {(part.begin * count / of_axis, part.end * count / of_axis) for part, of_axis in parts}
+
+        ends, moved = [-(-count * MOST_BYTES // total)], list[CheckedCopy]()
+        for copy in copies:
+            (begin, end), *others = ranges(copy)
+            if others or begin % 1 or end % 1:  # it reads more than it gives
+                return _Whole(copies)
+            first = int(begin) % ALIGNMENT
+            ends += [first + int(end - begin), 2 * int(end - begin)]
+            by = int(begin) - first
+
+            def earlier(part: Elements, of_axis: int, by: int = by) -> Elements:
+                return dataclasses.replace(
+                    part, begin=part.begin - by * of_axis // count, end=part.end - by * of_axis // count
+                )
+
+            inputs = {i: earlier(part, read[i][1]) for i, part in copy.inputs.items()}
+            outputs = {i: earlier(part, given[i][1]) for i, part in copy.outputs.items()}
+            moved.append(dataclasses.replace(copy, inputs=inputs, outputs=outputs))
+        if max(ends) >= count:
+            return _Whole(copies)
+
+        def beginnings(axes: Mapping[int, tuple[int, int]]) -> dict[int, Elements]:
+            return {i: Elements(axis, 0, max(ends) * (of_axis // count)) for i, (axis, of_axis) in axes.items()}
+
+        return _Whole(moved, beginnings(read), beginnings(given))
+
+
 def beginning(node: ir.Node, how: Slicing, length: int, size: int) -> CheckedCopy:
     """A node itself where an axis of ``size`` elements has so many: it gives the beginning of the whole."""
 
@@ -203,10 +273,9 @@ class SliceCheck:
         draw: int, workspace: dict[Any, int],
     ) -> float:  # fmt: skip
         """The largest difference on the random numbers of one draw; what workspace copies took is added."""
-        feeds = {index: self._random(v, draw) for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
-        results = self._run(*whole, feeds, self._whole, self._options)
+        compared, feeds, results = self._compared(whole, copies, bool(sums), draw)
         most, parts, seen = 0.0, dict[int, np.ndarray](), set[Any]()
-        for number, copy in enumerate(copies):
+        for number, copy in enumerate(compared.copies):
             if (copy.length, copy.place) in seen and not sums:
                 continue  # each once
             seen.add((copy.length, copy.place))
@@ -225,10 +294,25 @@ class SliceCheck:
             most = max(most, _largest_difference(parts[number], results[number]))
         return most
 
-    def _random(self, value: ir.Value, draw: int) -> np.ndarray:
-        """Random numbers of a value's type and shape; of integers zeros, which any index may be, but for bytes."""
+    def _compared(
+        self, whole: tuple[ir.Model, ir.Node], copies: Sequence[CheckedCopy], in_all: bool, draw: int
+    ) -> tuple[_Whole, dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """What copies are compared with, in all or its beginning, and what that is fed and gives."""
+        compared = _Whole(copies) if in_all else _Whole.of(whole[1], copies)
+        fed = {index: v for index, v in enumerate(whole[1].inputs) if v is not None and is_fed(v)}
+        feeds = {index: self._random(v, draw, compared.inputs.get(index)) for index, v in fed.items()}
+        try:
+            return compared, feeds, self._run(*whole, feeds, self._whole, self._options, compared.outputs or None)
+        except SessionError:
+            if not compared.outputs:
+                raise
+        return self._compared(whole, copies, True, draw)  # its attributes or constants are of the size it has
+
+    def _random(self, value: ir.Value, draw: int, part: Elements | None = None) -> np.ndarray:
+        """Random numbers of a value's type and shape, or a part's; of integers zeros, which any index may be, but for
+        bytes."""
         assert value.dtype is not None
-        shape, kind = static_shape(value) or (), value.dtype.numpy()
+        shape, kind = _shape(value, part), value.dtype.numpy()
         if not value.dtype.is_floating_point() and value.dtype.bitwidth != 8:
             return np.zeros(shape, kind)
         count, begin = math.prod(shape), draw * ALIGNMENT
@@ -282,18 +366,24 @@ class _Memory:
 
     def arrays(self, values: Mapping[int, ir.Value], given: Mapping[int, Elements]) -> dict[int, np.ndarray]:
         """Arrays for these values, or for so many elements of an axis. What was there before is lost."""
-        sizes = {index: nbytes(value) or 0 for index, value in values.items()}
+        shapes = {index: _shape(value, given.get(index)) for index, value in values.items()}
+        kinds = {index: value.dtype.numpy() for index, value in values.items() if value.dtype is not None}
+        sizes = {index: math.prod(shape) * kinds[index].itemsize for index, shape in shapes.items()}
         if len(self._bytes) < (needed := sum(size + ALIGNMENT for size in sizes.values())):
             self._bytes = _bytes(needed)
         arrays, begin = {}, 0
-        for index, value in values.items():
-            assert value.dtype is not None
-            shape, array = list(static_shape(value) or ()), self._bytes[begin : begin + sizes[index]]
-            if index in given:
-                shape[given[index].axis] = given[index].end - given[index].begin
-            arrays[index] = array.view(value.dtype.numpy())[: math.prod(shape)].reshape(shape)
-            begin += -(-sizes[index] // ALIGNMENT) * ALIGNMENT
+        for index, size in sizes.items():
+            arrays[index] = self._bytes[begin : begin + size].view(kinds[index]).reshape(shapes[index])
+            begin += -(-size // ALIGNMENT) * ALIGNMENT
         return arrays
+
+
+def _shape(value: ir.Value, part: Elements | None) -> tuple[int, ...]:
+    """The shape of a value, or of these elements of it."""
+    shape = static_shape(value) or ()
+    if part is None:
+        return shape
+    return (*shape[: part.axis], part.end - part.begin, *shape[part.axis + 1 :])
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
 import memonger
 import models
 from memonger.errors import BudgetError, LoadError, PlanError
+from memonger.lowering import calibrate
 from memonger.options import Options
 from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
@@ -330,6 +332,53 @@ def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, mo
     assert (found.beyond.size, found.beyond.status) == (found.size + 1, "refused")
     assert "measuring it on cpu takes a run without a plan" in found.beyond.reason
     assert max(found.tried) == found.size <= 6  # a fifth of what is available is left to others
+
+
+@pytest.mark.parametrize(("chunks", "memory"), [("off", "24KiB"), ("auto", 11_000)])
+def test_a_size_that_would_take_long_to_measure_is_told_from_smaller_ones(
+    model: Path, monkeypatch: pytest.MonkeyPatch, chunks: str, memory: int | str
+) -> None:
+    """The plan is the one that measuring every size gives, and runs with stock's bits; nothing runs from 8 on."""
+    pytest.importorskip("onnxruntime")
+    options: dict[str, Any] = {
+        "mode": "inference", "device": "cpu", "threads": 1, "chunks": chunks, "strategy": "none", "effort": EFFORT
+    }  # fmt: skip
+    measured = memonger.fit(model, memory, **options)
+    monkeypatch.setattr("memonger.planner.fit._RUN_BYTES", 0)
+    monkeypatch.setattr("memonger.planner.fit._RUN_SECONDS", 0.0)
+    ran, run = list[int](), calibrate.run
+
+    def seen(lowered: ir.Model, *others: Any) -> Any:
+        ran.append(lowered.graph.inputs[0].shape[0])
+        return run(lowered, *others)
+
+    monkeypatch.setattr(calibrate, "run", seen)
+    told = memonger.fit(model, memory, **options)
+    assert sorted(set(ran)) == [1, 2, 4]
+    assert (told.size, told.total_bytes, told.tried) == (measured.size, measured.total_bytes, measured.tried)
+    assert told.plan.workspace == measured.plan.workspace
+    assert "didn't run: its times and workspace follow from runs at 1, 2 and 4" in " ".join(told.plan.notes)
+    assert "didn't run" not in " ".join(measured.plan.notes)
+    x = np.random.default_rng(0).standard_normal((told.size, 3, 8, 8), np.float32)
+    stock = memonger.Session(memonger.search_plan(model, batch=told.size, chunks="off", device="cpu")).run({"x": x})
+    np.testing.assert_array_equal(memonger.Session(told.plan).run({"x": x})["y"], stock["y"])
+
+
+def test_ctrl_c_ends_the_search_with_what_was_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def progress(stage: str) -> None:
+        if stage.startswith("fit: batch 4:"):
+            raise KeyboardInterrupt
+
+    found = memonger.fit(model, "24KiB", mode="inference", device="none", progress=progress)
+    assert found.is_stopped
+    assert (found.size, found.plan.batch, found.beyond) == (1, 1, None)
+    assert "may fit, too" in list(fit_lines(found, "block"))[-1]
+    with pytest.raises(KeyboardInterrupt):  # nothing was found by then
+        memonger.fit(model, "1KiB", mode="inference", device="none", progress=_interrupted)
+
+
+def _interrupted(stage: str) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_inputs_decide_varies_and_no_size_is_told_from_that() -> None:

@@ -16,6 +16,7 @@ from onnx import helper
 import memonger
 from memonger.devices import CPU
 from memonger.graph import costs, session_memory
+from memonger.ir.marks import CHUNK
 from memonger.lowering import calibrate
 from memonger.model.load import load
 from memonger.options import Options
@@ -23,10 +24,10 @@ from memonger.planner.search_plan import prepare
 from memonger.runtime import onnxruntime as runtime
 from memonger.runtime.partition import cut_chunks
 from memonger.schedule.decide import decide
-from memonger.tiling import chunk_times, chunking, stages
+from memonger.tiling import chunk_times, chunking, slice_check, stages
 from memonger.tiling.axes import axes_of
 from memonger.tiling.candidates import Candidate, InSlices, ToSlice
-from memonger.tiling.slice_check import SeenAlone
+from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from memonger.tiling.stages import ranges_in_order, slice_levels
 from tests.support import networks
 from tests.support.one_node_executor import run_poisoned
@@ -256,6 +257,34 @@ def test_nodes_that_round_otherwise_on_slices_stay_whole() -> None:
     assert any("'softplus'" in note and "last bits" in note for note in allowed.notes)
     ours = memonger.Session(allowed).run(feeds_of(model))["y"]
     np.testing.assert_allclose(ours, memonger.Session(made).run(feeds_of(model))["y"], rtol=1e-5)
+
+
+def test_of_large_values_slices_are_compared_with_a_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a node on a whole batch of thousands would take more memory than the plan and minutes: what it is
+    compared with is shorter, and what was found of it is the same."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="product"),
+        helper.make_node("Softplus", ["a"], ["b"], name="softplus"),
+        helper.make_node("Softmax", ["b"], ["y"], name="softmax"),
+    ]
+    model = networks.model_of(nodes, {"x": [504, 16]}, {"y": [504, 33]}, w=normal(0, 16, 33))
+    run, wholes, cut = SliceCheck._run, list[int](), list[set[str]]()
+
+    def seen(self: SliceCheck, model: Any, node: Any, feeds: Any, memory: Any, *others: Any) -> Any:
+        if memory is self._whole:
+            wholes.append(len(feeds[0]))
+        return run(self, model, node, feeds, memory, *others)
+
+    monkeypatch.setattr(SliceCheck, "_run", seen)
+    for most in (slice_check.MOST_BYTES, 1 << 13):
+        monkeypatch.setattr(slice_check, "MOST_BYTES", most)
+        made = plan(model, chunks=72, max_overhead=1e9)
+        cut.append({node.name.partition(".chunk")[0] for node in made.model.graph if CHUNK in node.metadata_props})
+        check_as_stock(made, model)
+    count = len(wholes) // 2
+    assert cut[0] == cut[1] == {"product", "softmax"}
+    assert wholes[:count] == [504] * count
+    assert all(length < 128 for length in wholes[count:])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""One model at all sizes of a dimension: what is known of it at a few sizes, carried on to others.
+
+What a value takes, and each length of its shape, is a polynomial in the size: of degree 1 in a batch, 2 in the length
+of a sequence. Three sizes give it exactly. Workspace and what inputs decide the size of, which were measured, are taken
+to grow as they did last, and times in proportion.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from memonger.ir.operators import operator_name
+from memonger.lowering.lowered import Lowered
+from memonger.shapes.inference import run_time_sized
+
+if TYPE_CHECKING:
+    from memonger.lowering.calibrate import CalibratingRun
+
+POINTS = 3
+"""Sizes that give a polynomial of degree 2."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What grows with a size, as it was at three sizes.
+
+    Attributes:
+        sizes: Three, ascending.
+        size: Another one, for which it is told.
+    """
+
+    sizes: tuple[int, ...]
+    size: int
+
+    @cached_property
+    def _weights(self) -> tuple[Sequence[int], int]:
+        """Lagrange's: by what each of the three values counts, and what the sum is divided by."""
+        above, below = [], []
+        for own in self.sizes:
+            others = [other for other in self.sizes if other != own]
+            above.append(math.prod(self.size - other for other in others))
+            below.append(math.prod(own - other for other in others))
+        common = math.lcm(*below)
+        return [a * (common // b) for a, b in zip(above, below, strict=True)], common
+
+    def polynomial(self, values: Sequence[int]) -> int:
+        """What is so large at the three sizes is at this size; at least 0."""
+        weights, common = self._weights
+        return max(0, sum(weight * value for weight, value in zip(weights, values, strict=True)) // common)
+
+    def measured(self, values: Sequence[int]) -> int:
+        """Bytes that runs took at the three: less at the largest than before isn't taken to go on."""
+        (before, last), (one, other) = self.sizes[-2:], values[-2:]
+        return max(0, math.ceil(other + max(0, other - one) * (self.size - last) / (last - before)))
+
+    @property
+    def ratio(self) -> float:
+        """The size over the largest of the three."""
+        return self.size / self.sizes[-1]
+
+
+_Nodes = tuple[tuple[str, str], ...]
+"""Name and operator of each node of a lowered model, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownRuns:
+    """What a run of a lowered model would show at a size at which it doesn't run, by runs at three smaller sizes.
+
+    Attributes:
+        growth: These sizes, and the one that is told of.
+        nodes: Of the lowered models that ran, which are the same at all three.
+        runs: What ran.
+        why_not_run: Where they don't tell: why the model doesn't run then; empty where it does.
+    """
+
+    growth: Growth
+    nodes: _Nodes
+    runs: tuple["CalibratingRun", ...]
+    why_not_run: str = ""
+
+    @staticmethod
+    def of(ran: Mapping[int, "tuple[_Nodes, CalibratingRun]"], size: int) -> "GrownRuns | None":
+        """By the three largest of these sizes; None if they are fewer, or other nodes ran there.
+
+        Args:
+            ran: What `ran_nodes` gives, by size.
+            size: The size to tell of.
+        """
+        sizes = tuple(sorted(ran)[-POINTS:])
+        nodes = {ran[each][0] for each in sizes}
+        if len(sizes) < POINTS or len(nodes) > 1:
+            return None
+        return GrownRuns(Growth(sizes, size), nodes.pop(), tuple(ran[each][1] for each in sizes))
+
+    def of_model(self, model: ir.Model) -> "CalibratingRun | None":
+        """What a run of the lowered model would show; None where it has other nodes, or nothing tells its shapes."""
+        if _nodes(model) != self.nodes:
+            return None
+        tensors = dict[str, tuple[str, tuple[int, ...]]]()
+        for name, (kind, dims) in self.runs[-1].tensors.items():
+            seen = [run.tensors.get(name, ("", ())) for run in self.runs]
+            if any(each != kind or len(shape) != len(dims) for each, shape in seen):
+                return None
+            lengths = zip(*(shape for _, shape in seen), strict=True)
+            tensors[name] = kind, tuple(map(self.growth.polynomial, lengths))
+        seconds = self.runs[-1].seconds
+        return dataclasses.replace(
+            self.runs[-1],
+            orders=frozenset({tuple(name for name, _ in self.nodes)}),
+            tensors=tensors,
+            seconds=None if seconds is None else {name: self.growth.ratio * own for name, own in seconds.items()},
+            workspace=self._bytes([run.workspace for run in self.runs]),
+            grown=self._bytes([run.grown for run in self.runs]),
+            results=None,
+        )
+
+    def _bytes(self, taken: Sequence[Mapping[str, int]]) -> dict[str, int]:
+        """Bytes by node, where above zero."""
+        names: Iterable[str] = dict.fromkeys(name for each in taken for name in each)
+        grown = {name: self.growth.measured([each.get(name, 0) for each in taken]) for name in names}
+        return {name: size for name, size in grown.items() if size}
+
+
+def ran_nodes(lowered: Lowered) -> "tuple[_Nodes, CalibratingRun] | None":
+    """A lowered model's nodes with what its run showed; None where it didn't run, or inputs decide sizes."""
+    if lowered.run is None or run_time_sized(lowered.model):
+        return None
+    return _nodes(lowered.model), lowered.run
+
+
+def _nodes(model: ir.Model) -> _Nodes:
+    return tuple((str(node.name), operator_name(node)) for node in model.graph)
