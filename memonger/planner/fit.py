@@ -59,6 +59,9 @@ is asked for; of others the runs of those three tell."""
 _COPIES = 8192
 """Copies of nodes that slices of one plan may make here: more let little more fit, and take minutes at each size."""
 
+_NEAR = 64
+"""In slices, sizes aren't looked at that are less than such a part of the largest that fits above it."""
+
 _MEASURED = 4, 5
 """Of memory that the machine has available a size is measured that takes so many parts of so many: other programs take
 some meanwhile, and a process that wants more than there is is killed."""
@@ -348,16 +351,16 @@ class _SizeSearch:
             self._interpolate(size)
             low, size = size, self._estimate(size)
             if not (self.may_chunk and self.has_window):
-                self._close_in(low, MOST_BATCH + 1, size, self._reached)
+                self._close_in(low, MOST_BATCH + 1, size, self._reached, 0)
         if self.may_chunk:
             self.whole = 0 if self.best is None else self.best.size
             self.attempts = {size: each for size, each in self.attempts.items() if each.beyond is None}
             low, high = self.whole, self._ceiling(self.whole)
-            self._close_in(low, high, max(size, low + 1), self._scaled)
+            self._close_in(low, high, max(size, low + 1), self._scaled, 1 / _NEAR)
             while high <= MOST_BATCH and not any(each.beyond for each in self.attempts.values()):
                 if self.attempt(high).beyond is None:  # what can be measured is known better by then
                     low, high = high, self._ceiling(high)
-                    self._close_in(low, high, low + 1, self._scaled)
+                    self._close_in(low, high, low + 1, self._scaled, 1 / _NEAR)
 
     @property
     def best(self) -> _Attempt | None:
@@ -559,18 +562,19 @@ class _SizeSearch:
     # Sizes planned from the model itself
 
     def _close_in(
-        self, low: int, high: int, size: int, guess: Callable[[_Attempt, int, int], int | None]
-    ) -> None:  # fmt: skip
-        """Plan sizes from ``size`` on until one fits and one more doesn't.
+        self, low: int, high: int, size: int, guess: Callable[[_Attempt, int, int], int | None], near: float
+    ) -> None:
+        """Plan sizes from ``size`` on until one fits and one more doesn't, or one that is nearly as small.
 
         Args:
             low: A size that fits, or 0.
             high: A size that doesn't, or one more than there are.
             size: Where to begin.
             guess: Given the last attempt and the two sizes, about the largest that fits; None where it can't be told.
+            near: What part of the size that fits is between the two then, at most.
         """
         step, refused = 1, 0
-        while high - low > 1:
+        while high - low > max(1, near * low):
             attempt = self.attempt(min(max(size, low + 1), high - 1))
             if attempt.beyond is None:
                 low = attempt.size
@@ -610,7 +614,8 @@ class _SizeSearch:
         if attempt.total is None or self.smallest is None:
             return None
         fixed = self.smallest[1].base
-        return attempt.size * max(0, self.memory - fixed) // max(1, attempt.total - fixed)
+        reached = attempt.size * max(0, self.memory - fixed) // max(1, attempt.total - fixed)
+        return reached - reached // _NEAR
 
     def attempt(self, size: int, job: Job | None = None) -> _Attempt:
         """One size planned from the model itself. Only the largest that fits keeps its lowered model."""

@@ -91,6 +91,7 @@ def _beyond(fit: Fit) -> str:
         f"{what} is open: the smallest plan found takes {format_size(beyond.total_bytes)}, "
         f"{in_full(beyond.total_bytes - fit.memory)} too much; {_every(fit, beyond)} {least}{without}."
         f"{_not_counted(beyond)}"
+        + (" Sizes between weren't looked at." if beyond.size > fit.size + 1 and not fit.is_stopped else "")
     )
 
 

@@ -47,7 +47,7 @@ _DRAWS, _FEW = 16, 1 << 16
 """Draws for nodes that read so many numbers at most: of few sums, and of the few elements behind the last vector that
 kernels compute otherwise, the last bits may be the same by chance."""
 
-MOST_BYTES = 256 * MiB
+MOST_BYTES = 64 * MiB
 """Of a node that reads and writes more, as of a very large batch, a beginning is compared that takes about so much: so
 large a part takes whatever path of a kernel all of it does."""
 
