@@ -135,7 +135,7 @@ plan = click.version_option(__version__)(
     MODEL,
     MODE,
     click.option("--points", type=Whole(1, MOST_POINTS), default=8, metavar="N", show_default=True,
-                 help="Number of budgets to try."),
+                 help="Number of budgets to try; plans that are made anyway are rows, too."),
     click.option("--budget", "budgets", multiple=True, metavar="SIZE", callback=parse_sizes,
                  help="Try this budget instead: 4GiB. May be repeated."),
     click.option("--strategy", type=Choice(get_args(Strategy)),

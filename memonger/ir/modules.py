@@ -19,6 +19,20 @@ _FUSED = re.compile(r"_nchwc$|/\w+Fusion/?$")
 """What onnxruntime's optimizer puts behind the name of a node, or of its output, for the node it puts there instead."""
 
 
+_MADE = re.compile(r"^reorder$|_token_\d+$")
+"""Names that onnxruntime's optimizer gives to values that it makes."""
+
+
+def source_name(name: str) -> str:
+    """The name that a node, or its output, had before onnxruntime's optimizer put another node there, where it says."""
+    return _FUSED.sub("", name)
+
+
+def is_optimizers(name: str) -> bool:
+    """Whether onnxruntime's optimizer made a value and gave it a name of its own, as ``reorder_token_6``."""
+    return _MADE.search(name) is not None
+
+
 def module_of(node: ir.Node) -> str | None:
     """The path of the PyTorch module a node comes from, as in ``named_modules()``; None where the file doesn't say.
 
@@ -64,7 +78,7 @@ def carry_modules(model: Model, source: ir.Model) -> bool:
         return False
     of_value = {value.name: scopes[node.name] for node in source.graph if node.name in scopes for value in node.outputs}
     for node in model.graph:
-        base = _FUSED.sub("", str(node.name))
+        base = source_name(str(node.name))
         names = (base, *(value.name for value in node.outputs))
         scope = scopes.get(base) or next((of_value[name] for name in names if name in of_value), None)
         if scope is not None:

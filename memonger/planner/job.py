@@ -193,7 +193,11 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
         hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     dims = list(job.options.dims or ())
     roles = training_roles.read(job.lowered.model, job.source.name)
-    some_may_fit = error.budget > job.request.base - input_bytes(job.lowered.model, roles)
+    fed = input_bytes(job.lowered.model, roles)
+    if job.mode == "training":
+        parts = f"parameters, with what training keeps of them, {format_size(job.request.base - fed)}"
+        hint += f" {format_size(job.request.base)} are there whatever runs again: {parts}, and inputs {format_size(fed)}."
+    some_may_fit = error.budget > job.request.base - fed
     batch = job.source.batch or 1
     if some_may_fit and (batch > 1 or dims):
         besides: dict[str, object] = {} if batch > 1 else {"vary": dims[0]}

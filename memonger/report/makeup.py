@@ -62,18 +62,14 @@ def makeup(plan: Plan, count: int = 5) -> Makeup:
     view, graph = View("", plan), plan.graph
     if not graph.nodes:
         return Makeup((), _lever(plan))
-    readers: dict[str, int] = {}
-    for at, reads in enumerate(graph.reads):
-        for value in reads:
-            readers.setdefault(graph.values[value], at)
     worst = view.peak_step
     alive = [one for one in view.rectangles if one.start <= worst < one.stop]
     tensors = []
     for one in sorted(alive, key=lambda one: (-one.size, one.offset))[:count]:
         step: int | None = one.start if one.in_arena or one.kind == WORKSPACE else None
         if one.kind == WEIGHT and plan.mode == "inference":  # onnxruntime's optimizer gives some names of its own
-            step = readers.get(one.name)
-        where = "" if step is None else "/".join(view.steps[step].module) or view.steps[step].node
+            step = view.readers.get(one.name)
+        where = "" if step is None else view.around(step)
         tensors.append(Tensor(one.name, where, one.kind, one.size))
     return Makeup(tuple(tensors), _lever(plan))
 

@@ -14,7 +14,7 @@ from memonger.graph.graph import Graph
 from memonger.graph.liveness import assign_storage, live_bytes, worst_step
 from memonger.graph.weight_window import weight_reads
 from memonger.ir import marks
-from memonger.ir.modules import module_of
+from memonger.ir.modules import is_optimizers, module_of, source_name
 from memonger.ir.tensors import inner_bytes
 from memonger.plan import Plan, input_sizes, parameter_sizes, state_sizes
 
@@ -70,7 +70,8 @@ class Rectangle:
     """Bytes that are in use from one step to another.
 
     Attributes:
-        name: The value that is there first, of those as large; of a workspace the node.
+        name: The value that is there first, of those as large; of a workspace the node; of weights that onnxruntime's
+            optimizer named what reads them.
         kind: One of `KINDS`.
         offset: First byte. Of the arena from 0; workspace, inputs and weights lie behind it, in this order.
         size: Bytes.
@@ -157,8 +158,23 @@ class View:
         stays = _weights(plan) | state_sizes(plan.model, plan.graph)
         for kind, tensors in ((INPUT, input_sizes(plan.model, plan.training)), (WEIGHT, stays)):
             for name, size in tensors.items():
-                yield Rectangle(name, kind, offset, size, 0, end, self._shapes.get(name, ""))
+                reader = self.readers.get(name) if kind == WEIGHT and is_optimizers(name) else None
+                known = name if reader is None else f"weights of {self.around(reader)}"
+                yield Rectangle(known, kind, offset, size, 0, end, self._shapes.get(name, ""))
                 offset += size
+
+    @cached_property
+    def readers(self) -> dict[str, int]:
+        """The first step that reads each value."""
+        graph, found = self.plan.graph, dict[str, int]()
+        for step, reads in enumerate(graph.reads):
+            for value in reads:
+                found.setdefault(graph.values[value], step)
+        return found
+
+    def around(self, step: int) -> str:
+        """The modules around a step, or its node where none are known, as in the user's own model."""
+        return source_name("/".join(self.steps[step].module) or self.steps[step].node)
 
     @cached_property
     def _shapes(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import pytest
 
 import memonger
 from memonger.report.makeup import makeup
+from memonger.report.view import WEIGHT, View
 from tests.support.stock import normal, parse
 
 
@@ -29,6 +30,17 @@ def test_the_largest_at_the_peak_are_named_by_the_node_they_belong_to() -> None:
     assert sum(each.bytes for each in made.largest) == plan.total_bytes
     assert made.lines[0].startswith("Largest at its peak: ")
     assert "Most of it is values (50 %)" in made.lever
+
+
+def test_what_onnxruntime_named_is_called_after_its_reader() -> None:
+    """Its optimizer writes the weights of a convolution in blocks of channels, under a name of its own."""
+    pytest.importorskip("onnxruntime")
+    model = parse("g (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y) { a = Conv (x, w) y = Relu (a) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, 16, 16, 1, 1), "w"))
+    plan = memonger.search_plan(model, device="cpu", mode="inference")
+    named = [one.name for one in View("", plan).rectangles if one.kind == WEIGHT]
+    assert named == ["weights of y"]  # the node is fused, and named after what it gives
+    assert "weights of y 1.00 KiB" in makeup(plan).lines[0]
 
 
 def test_a_budget_that_is_named_can_be_held() -> None:
