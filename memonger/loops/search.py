@@ -400,7 +400,7 @@ class _Contest:
                         why_not = why_not or next(others, "")
                         if not why_not:
                             takes = replace(_footprint(after), expected=known)
-                            return Shrunk(made, candidate.loops, _footprint(before), takes)
+                            return Shrunk(made, candidate.loops, _footprint(before), takes, self._notes())
                 except WorkerError as error:
                     why_not, ratio = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
@@ -413,6 +413,22 @@ class _Contest:
         why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
         tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
         raise PlanError(f"{nothing}: {tried}.")
+
+    def _notes(self) -> tuple[str, ...]:
+        """Why what was tried before isn't taken."""
+        if not self.tried:
+            return ()
+        allowed = option("max_overhead", self.max_overhead)
+        slow = "of the time" in " ".join(self.tried)
+        hint = (
+            f" {allowed} is what a run may take longer; other programs that run now make it seem more." if slow else ""
+        )
+        one = (
+            "one that was expected to take less isn't"
+            if len(self.tried) == 1
+            else "what was expected to take less isn't"
+        )
+        return (f"{one} taken: {'; '.join(dict.fromkeys(self.tried))}.{hint}",)
 
     def _process_of_the_model(self, path: Path) -> MeasuredSession:
         try:

@@ -196,7 +196,9 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     fed = input_bytes(job.lowered.model, roles)
     if job.mode == "training":
         parts = f"parameters, with what training keeps of them, {format_size(job.request.base - fed)}"
-        hint += f" {format_size(job.request.base)} are there whatever runs again: {parts}, and inputs {format_size(fed)}."
+        hint += (
+            f" {format_size(job.request.base)} are there whatever runs again: {parts}, and inputs {format_size(fed)}."
+        )
     some_may_fit = error.budget > job.request.base - fed
     batch = job.source.batch or 1
     if some_may_fit and (batch > 1 or dims):
