@@ -167,7 +167,7 @@ def test_a_dictionary_as_input(
     nodes.append(NODE("Concat", ["t", "y"], ["z"], axis=1))
     outputs = [INFO("y", TensorProto.FLOAT, None), INFO("z", TensorProto.FLOAT, None)]
     model = _model(nodes, [_dictionary("d", key)], outputs, [])
-    plan = _agree(model, {"d": feed}, device)
+    plan = _agree(model, {"d": feed}, device, inputs={"d": feed})
     plan.save(tmp_path / "planned.onnx")
     session, stock_gives = memonger.Session(tmp_path / "planned.onnx"), run_stock(stock(model), {"d": feed})
     assert all(np.array_equal(session.run({"d": feed})[name], stock_gives[name]) for name in "yz")
