@@ -430,6 +430,27 @@ def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
         memonger.load(tmp_path / "model.ort")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS: git lfs pull puts"),
+        (b"\x1f\x8b\x08\0", "compressed: gunzip unpacks it"),
+        (b"<!DOCTYPE html><html>404</html>", "web page: download the file itself"),
+    ],
+    ids=["pointer", "compressed", "page"],
+)
+def test_what_is_there_in_place_of_a_model_or_its_weights(content: bytes, words: str, tmp_path: Path) -> None:
+    """As clones without Git LFS and failed downloads leave them."""
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(LoadError, match=rf"model\.onnx is not an ONNX model.* It is (a )?{words}"):
+        memonger.load(tmp_path / "model.onnx")
+    model = model_of([NODE("Mul", ["x", "w"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=X)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    (tmp_path / "model.onnx_data").write_bytes(content)
+    with pytest.raises(LoadError, match=rf"external data of tensor 'w' is cut short: .* It is (a )?{words}"):
+        memonger.load(tmp_path / "model.onnx")
+
+
 @DEVICES
 def test_a_classifier_of_a_model_without_standard_operators(device: str) -> None:
     """As CatBoost writes it: an ensemble, and a dictionary of its scores."""
