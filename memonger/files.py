@@ -239,6 +239,25 @@ def _pump(reader: int, path: Path, ended: threading.Event) -> int:
     return count
 
 
+_BEGINNINGS = {
+    b"version https://git-lfs": "a pointer of Git LFS: git lfs pull puts the file itself in its place",
+    b"\x1f\x8b": "compressed: gunzip unpacks it",
+    b"<!doctype html": "a web page: download the file itself",
+    b"<html": "a web page: download the file itself",
+}
+"""What files are in place of what they should be, and what to do, by how they begin."""
+
+
+def instead(path: Path) -> str:
+    """What a file is in place of what it should be, as a sentence with a space before it; empty where nothing tells."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                begin = file.read(max(map(len, _BEGINNINGS))).lower()
+            return next((f" It is {what}." for each, what in _BEGINNINGS.items() if begin.startswith(each)), "")
+    return ""
+
+
 def check_name(path: Path) -> None:
     """Check that a path can name a file at all.
 

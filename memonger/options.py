@@ -95,8 +95,8 @@ class Options:
             all inputs that begin so.
         buckets: Of training on several ranks, how gradients are put together for the all-reduce (`memonger.Buckets`).
             The plan is the same for any number of ranks; see `memonger.DistributedTrainingSession`. Without chunks.
-        inputs: Input arrays for the calibrating run, random numbers if None. Their shapes also give the sizes of
-            dimensions that are still open.
+        inputs: Inputs for the calibrating run, as a session takes them, random numbers if None. Their shapes also give
+            the sizes of dimensions that are still open.
         cuda: How onnxruntime's CUDA provider is set up, for a plan on a CUDA device.
         progress: Called with the name of each stage as it begins.
 

@@ -58,12 +58,17 @@ class Difference:
 
 
 def each_array(outputs: Mapping[str, Any], *, lengths: bool = False) -> dict[str, Any]:
-    """Outputs by name, the arrays of a sequence ``y`` as ``y[0]`` and so on; with ``lengths`` also their number."""
+    """Outputs by name, the arrays of a sequence ``y`` as ``y[0]`` and so on; with ``lengths`` also their number.
+
+    An empty sequence is an array without rows.
+    """
     found = dict[str, Any]()
     for name, value in outputs.items():
-        several = isinstance(value, list)
-        found |= {f"length of {name}": np.array(len(value))} if several and lengths else {}
-        found |= {f"{name}[{number}]": one for number, one in enumerate(value)} if several else {name: value}
+        if not isinstance(value, list):
+            found[name] = value
+            continue
+        found |= {f"length of {name}": np.array(len(value))} if lengths else {}
+        found |= {f"{name}[{number}]": one for number, one in enumerate(value)} if value else {name: np.array([])}
     return found
 
 

@@ -169,7 +169,8 @@ def print_notes(notes: Sequence[str]) -> None:
 def read_inputs(path: Path | None, *models: Path) -> dict[str, Any] | None:
     """The arrays of an .npz by name; None without a path.
 
-    What one of the models takes as a sequence ``x`` is the list of its arrays ``x[0]``, ``x[1]`` and so on.
+    What one of the models takes as a sequence ``x`` is the list of its arrays ``x[0]``, ``x[1]`` and so on, or of the
+    rows of an array ``x``: an empty one has none.
 
     Raises:
         MemongerError: the file is no .npz.
@@ -198,12 +199,10 @@ _ELEMENT = re.compile(r"(.+)\[\d+\]")
 def _with_sequences(content: Mapping[str, np.ndarray], models: Sequence[Path]) -> dict[str, Any]:
     """The arrays, in lists where they are those of a sequence that a model takes."""
     named = {match[1] for match in map(_ELEMENT.fullmatch, content) if match is not None} - content.keys()
-    if not named:
-        return dict(content)
     inputs = [value for model in models for value in load_as_is(model).ir.graph.inputs]
     sequences = {str(value.name) for value in inputs if isinstance(value.type, ir.SequenceType)}
     found = dict[str, Any](content)
     for sequence in sorted(named & sequences):
         names = list(itertools.takewhile(found.__contains__, (f"{sequence}[{n}]" for n in itertools.count())))
         found[sequence] = [found.pop(name) for name in names]
-    return found
+    return found | {name: list(map(np.asarray, found[name])) for name in sequences & content.keys() if found[name].ndim}

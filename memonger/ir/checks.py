@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
+from memonger.files import instead
 from memonger.ir import onnx_process
 from memonger.ir.model import Model
 from memonger.ir.operators import RANKS
@@ -117,7 +118,7 @@ def check_external_data(model: Model) -> None:
         if start < 0 or length < tensor.nbytes or size < start + length:
             raise LoadError(
                 f"{model.name}: the external data of tensor '{tensor.name}' is cut short: {path} has {size} bytes, the "
-                f"tensor needs {tensor.nbytes} from byte {start} and is given {length}."
+                f"tensor needs {tensor.nbytes} from byte {start} and is given {length}.{instead(path)}"
             )
 
 

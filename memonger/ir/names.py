@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from memonger.ir.model import Model
-from memonger.ir.values import graphs
+from memonger.ir.values import all_values, graphs, subgraphs
 
 
 def matches(names: Iterable[str], pattern: str) -> bool:
@@ -32,6 +32,28 @@ def name_nodes(model: Model) -> bool:
             before = node.name
             node.name = fresh(before or f"{node.op_type}_{node.outputs[0].name if node.outputs else len(used)}", used)
             renamed |= node.name != before
+    return renamed
+
+
+def tell_bodies_apart(model: Model) -> bool:
+    """A pass: no value of a body is called as one of the graphs around it, which no file may say.
+
+    onnxruntime's optimizer does call them so where it makes the same of nodes in here and out there, and refuses to
+    read what it wrote.
+    """
+    taken: set[str] | None = None
+    renamed, pending = False, [(model.graph, frozenset[str]())]
+    while pending:
+        graph, around = pending.pop()
+        bodies = [body for node in graph for body in subgraphs(node)]
+        if bodies and taken is None:
+            taken = {str(value.name) for each in graphs(model.ir) for value in all_values(each)}
+        for value in [value for value in all_values(graph) if value.name in around]:
+            assert taken is not None
+            value.name, renamed = fresh(str(value.name), taken), True
+        if bodies:
+            inside = around.union(str(value.name) for value in all_values(graph))
+            pending += [(body, inside) for body in bodies]
     return renamed
 
 

@@ -25,7 +25,7 @@ from memonger.graph.schedule import depth_first, put_updates_last, sources_of, t
 from memonger.ir.checks import root_cause
 from memonger.ir.model import Model
 from memonger.ir.modules import carry_modules
-from memonger.ir.names import name_nodes
+from memonger.ir.names import name_nodes, tell_bodies_apart
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.passes import Pass, run_passes
 from memonger.ir.tensors import external_tensors, in_memory, sizes_of_parts
@@ -292,8 +292,9 @@ class _Lowering:
         )  # fmt: skip
         carry = partial(carry_modules, source=original.ir)
         return run_passes(
-            source, "lower", optimize, forget_below_zero, settle_reorders, copy_where_nothing_drops, name_nodes, carry
-        )
+            source, "lower", optimize, tell_bodies_apart, forget_below_zero, settle_reorders, copy_where_nothing_drops,
+            name_nodes, carry,
+        )  # fmt: skip
 
     def computing_otherwise(
         self, unbound: Model, model: Model, lowered: Model

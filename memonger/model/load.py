@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes import common as passes
 
 from memonger.errors import LoadError
+from memonger.files import instead
 from memonger.ir import checks, onnx_process, wire
 from memonger.ir.checks import root_cause
 from memonger.ir.maps import without_maps
@@ -284,7 +285,7 @@ def _copy(source: Source) -> Model:
         DecodeError, json_format.Error, text_format.ParseError, onnx.parser.ParseError, ValueError, TypeError,
         AttributeError, RecursionError, RuntimeError,
     ) as error:  # fmt: skip
-        hint = _HINTS.get(path.suffix.lower(), " Give the file that an export wrote, whole.")
+        hint = instead(path) or _HINTS.get(path.suffix.lower(), " Give the file that an export wrote, whole.")
         raise LoadError(f"{path} is not an ONNX model, or is cut short: {root_cause(error)}.{hint}") from error
     model = dataclasses.replace(_from_proto(proto, str(path), path.parent.resolve()), foreign=True)
     if spilled is not None:

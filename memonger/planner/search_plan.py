@@ -17,6 +17,7 @@ from memonger.graph.liveness import run_time_bytes
 from memonger.ir import marks as marks
 from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
+from memonger.ir.maps import maps_of
 from memonger.ir.marks import CHUNK, STRIP, count_marked, lost
 from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
@@ -50,6 +51,8 @@ from memonger.plan import (
 from memonger.planner import cache, networkx_graph
 from memonger.planner.attempts import as_asked, least, may_wait, why_all_are_kept, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
+from memonger.runtime.feeds import with_tables
+from memonger.runtime.program import inputs_of
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.solution import Solution, total_bytes
@@ -278,6 +281,8 @@ def prepare(
     report_progress, device = options.progress or _silent, device_of(options.device)
     report_progress("load")
     own, open_in_file = _loaded(source, options)
+    if options.inputs and (maps := maps_of(own.ir, own.name)):
+        options = dataclasses.replace(options, inputs=with_tables(options.inputs, maps, inputs_of(own.ir.graph)))
     if options.trains and own.is_differentiated:
         raise PlanError(
             f"{own.name} is differentiated already: leave loss and optimizer out, or give the forward model."

@@ -34,7 +34,7 @@ def random_feeds(inputs: Sequence[Input], seed: int = 0) -> dict[str, np.ndarray
             continue
         if value.shape is None or value.dtype is None:
             arrays = f"arrays that are called '{value.name}[0]', '{value.name}[1]' and so on"
-            what = either("a list of arrays", arrays) if "Sequence" in type(value.kind).__name__ else "one"
+            what = either("a list of arrays", arrays) if value.is_sequence else "one"
             raise SessionError(
                 f"input '{value.name}' is {value.kind}: no random value can be made, give {what} "
                 f"({option('inputs', FILE)})."
@@ -254,6 +254,8 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
                     f"(numpy.asarray) of {value.numpy or 'text'}."
                 )
             continue
+        if value.is_sequence:
+            raise SessionError(f"input '{name}' is a sequence: give a list of arrays; list(array) is one of its rows.")
         if value.shape is not None and shape != value.shape:
             raise ShapeError(
                 f"input '{name}' has shape {list(shape)}; {where} was planned for {list(value.shape)}.",
@@ -272,7 +274,23 @@ def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
             raise SessionError(f"input '{name}' has type {feed.dtype}; {where} takes {value.numpy}: {advice}.")
 
 
-def as_table(name: str, given: Mapping[Any, Any], keys: Sequence[int | str], kind: np.dtype[Any]) -> np.ndarray:
+def with_tables(feeds: Feeds, maps: Mapping[str, Sequence[int | str]], inputs: Sequence[Input]) -> Feeds:
+    """The feeds with a table in place of each dictionary that stock onnxruntime takes.
+
+    Args:
+        feeds: What a model is fed.
+        maps: What the columns of such inputs are called.
+        inputs: The model's.
+
+    Raises:
+        SessionError: an entry is of another type.
+    """
+    given = {name for name, feed in feeds.items() if isinstance(feed, Mapping) and name in maps}
+    kinds = {value.name: value.numpy or np.dtype(object) for value in inputs if value.name in given}
+    return {**feeds, **{name: _as_table(name, feeds[name], maps[name], kind) for name, kind in kinds.items()}}
+
+
+def _as_table(name: str, given: Mapping[Any, Any], keys: Sequence[int | str], kind: np.dtype[Any]) -> np.ndarray:
     """The row that onnxruntime makes of a dictionary (``DictVectorizer``): what has no entry is zero, or no text.
 
     Raises:

@@ -45,6 +45,11 @@ class Input:
         """Element type of a tensor, else None."""
         return self.kind if isinstance(self.kind, ElementType) else None
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it is a list of tensors."""
+        return "Sequence" in type(self.kind).__name__
+
 
 class Held:
     """A weight in memory of its own, and the runtime's tensor over it.

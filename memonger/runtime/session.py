@@ -188,25 +188,13 @@ class Session:
                 the planned order.
         """
         if self._maps:
-            inputs = self._with_tables(inputs)
+            inputs = feeding.with_tables(inputs, self._maps, self._model.programs[0].inputs)
         with self._idle:
             results = self._context().run(self._model, inputs, outputs, copy)
         if self._maps and copy:
             made = {n: keys for n, keys in self._maps.items() if n in results and n not in (outputs or {})}
             results |= {name: feeding.as_maps(results[name], keys) for name, keys in made.items()}
         return results
-
-    def _with_tables(self, inputs: feeding.Feeds) -> feeding.Feeds:
-        """Inputs with the tables of those that are dictionaries."""
-        given = {name: feed for name, feed in inputs.items() if isinstance(feed, Mapping) and name in self._maps}
-        if not given:
-            return inputs
-        kinds = {value.name: value.numpy or np.dtype(object) for value in self._model.programs[0].inputs}
-        tables = ((name, feed) for name, feed in given.items() if name in kinds)
-        return {
-            **inputs,
-            **{name: feeding.as_table(name, feed, self._maps[name], kinds[name]) for name, feed in tables},
-        }
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of what is kept between runs, by the inputs' names; empty without a state.

@@ -96,6 +96,22 @@ def test_sequences_are_compared_array_by_array(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_sequence_is_the_rows_of_an_array_in_a_file(rows: int, tmp_path: Path) -> None:
+    """As numpy.savez writes a list of arrays of one shape, and an empty one; so does ``--outputs`` write that."""
+    model, array = tmp_path / "model.onnx", normal(0, rows, 3)
+    nodes = "t = Identity(s) n = SequenceLength(s)"
+    onnx.save(parse(f"g (seq(float[N]) s) => (seq(float[N]) t, int64 n) {{ {nodes} }}"), model)
+    np.savez(tmp_path / "given.npz", s=list(array))  # type: ignore[arg-type]
+    files = ["--inputs", f"{tmp_path}/given.npz", "--outputs", f"{tmp_path}/made.npz"]
+    done = CliRunner().invoke(commands.main, ["run", str(model), "--runs", "1", "--quiet", *files])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "made.npz") as made:
+        assert made["n"] == rows
+        assert rows == 0 or np.array_equal([made["t[0]"], made["t[1]"]], array)
+        assert rows > 0 or made["t"].shape == (0,)
+
+
 def test_sequences_of_other_lengths_differ() -> None:
     one, two = {"y": [np.zeros(2)]}, {"y": [np.zeros(2), np.ones(3)]}
     assert difference(two, two).bitwise_equal

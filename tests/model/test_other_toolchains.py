@@ -167,7 +167,7 @@ def test_a_dictionary_as_input(
     nodes.append(NODE("Concat", ["t", "y"], ["z"], axis=1))
     outputs = [INFO("y", TensorProto.FLOAT, None), INFO("z", TensorProto.FLOAT, None)]
     model = _model(nodes, [_dictionary("d", key)], outputs, [])
-    plan = _agree(model, {"d": feed}, device)
+    plan = _agree(model, {"d": feed}, device, inputs={"d": feed})
     plan.save(tmp_path / "planned.onnx")
     session, stock_gives = memonger.Session(tmp_path / "planned.onnx"), run_stock(stock(model), {"d": feed})
     assert all(np.array_equal(session.run({"d": feed})[name], stock_gives[name]) for name in "yz")
@@ -428,6 +428,27 @@ def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     with pytest.raises(LoadError, match=r"in onnxruntime's own format: .* writes it as ONNX"):
         memonger.load(tmp_path / "model.ort")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS: git lfs pull puts"),
+        (b"\x1f\x8b\x08\0", "compressed: gunzip unpacks it"),
+        (b"<!DOCTYPE html><html>404</html>", "web page: download the file itself"),
+    ],
+    ids=["pointer", "compressed", "page"],
+)
+def test_what_is_there_in_place_of_a_model_or_its_weights(content: bytes, words: str, tmp_path: Path) -> None:
+    """As clones without Git LFS and failed downloads leave them."""
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(LoadError, match=rf"model\.onnx is not an ONNX model.* It is (a )?{words}"):
+        memonger.load(tmp_path / "model.onnx")
+    model = model_of([NODE("Mul", ["x", "w"], ["y"])], {"x": [8, 64]}, {"y": [8, 64]}, w=X)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    (tmp_path / "model.onnx_data").write_bytes(content)
+    with pytest.raises(LoadError, match=rf"external data of tensor 'w' is cut short: .* It is (a )?{words}"):
+        memonger.load(tmp_path / "model.onnx")
 
 
 @DEVICES

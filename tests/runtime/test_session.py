@@ -388,3 +388,5 @@ def test_a_sequence_of_a_known_length_takes_no_session_of_its_own() -> None:
     assert [(now.misses, now.hits) for now in after] == [(old.misses, old.hits + 1) for old in before]
     assert [array.tolist() for array in made[:2]] == [[1, 3, 5], [2, 2]]
     assert len(session.run(feeds | {"s": [*numbers, numbers[0]]})["t"]) == 4
+    with pytest.raises(memonger.SessionError, match="input 's' is a sequence: give a list of arrays"):
+        session.run(feeds | {"s": np.ones((2, 3), np.float32)})
