@@ -154,8 +154,8 @@ def table(names: Sequence[str]) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     yield from stamp("planning.fit", ["onnxruntime", "onnx", "numpy"])
     yield "\nThe largest size within a memory: total as predicted, and measured in a run of that size; of one size more"
-    yield "(sliced: of the next that was looked at) whether it is proven not to fit, and how far the smallest plan found"
-    yield "is above the memory; seconds in all. Sliced: larger batches run slice by slice; else nothing does.\n"
+    yield "(sliced: of the next that was looked at) whether it is proven not to fit, how far the smallest plan that"
+    yield "was found is above the memory; seconds in all. Sliced: larger batches run in slices; others in none.\n"
     yield TABLE.heading
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
