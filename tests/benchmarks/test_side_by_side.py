@@ -180,23 +180,23 @@ def test_training_contestants_have_the_same_losses(folder: Path) -> None:
 def test_a_contestant_that_fails_is_a_row_with_the_reason(folder: Path) -> None:
     settings = _settings(folder)
     np.savez(folder / "inputs.npz", x=np.zeros((4, 3, 8, 8), np.float32), labels=np.zeros(4, np.int64))
-    broken = turns.Entry(results.Result("eager", "PyTorch eager"), _job(folder, weights="nowhere.pt"))
+    broken = turns.Entry(results.Result("share70", "memonger"), _job(folder, model="nowhere.onnx"))
     unplanned = turns.Entry(results.Result("none", "memonger", failed="no plan: why"), None)
     found = turns.compete([broken, unplanned], settings, folder)
-    assert "nowhere.pt" in found[0].failed
+    assert "nowhere.onnx" in found[0].failed
     assert found[1].failed == "no plan: why"
     row = results.Row("training", "densenet_bc100", 4, (3, 8, 8), tuple(found))
     text = table(results.Record(("head",), 1, (row,)), cuda=False)
     assert "failed: no plan: why" in text
-    assert "nowhere.pt" in text
+    assert "nowhere.onnx" in text
 
 
-def _job(place: Path, weights: str) -> Any:
+def _job(place: Path, model: str) -> Any:
     from benchmarks.training.side_by_side.job import Job
 
     return Job(
-        library="torch", mode="eager", network="densenet_bc100", device="cpu",
-        inputs=str(place / "inputs.npz"), weights=weights, model="", results=str(place / "broken.npz"),
+        library="memonger", mode="", network="densenet_bc100", device="cpu",
+        inputs=str(place / "inputs.npz"), weights="", model=model, results=str(place / "broken.npz"),
         weight_bytes=0, state_bytes=0, threads=1, options=TINY.options,
     )  # fmt: skip
 

@@ -158,12 +158,17 @@ def test_an_open_dimension_stays_open(end: int) -> None:
 
 
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose values take megabytes. How long its runs take decides nothing: the machine may be busy."""
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long runs take decides nothing: the machine may be busy."""
     monkeypatch.setattr(search, "NOISE", 100.0)
     monkeypatch.setattr(search, "TURNS", 1)
     monkeypatch.setattr(search, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(search, "TRIED", 3)
+
+
+@pytest.fixture
+def large(tmp_path: Path, _quick: None) -> Path:
+    """A model whose values take megabytes."""
     model = _network("n", 16, 64)
     nodes = list(model.graph.node)
     del model.graph.node[:]
@@ -250,7 +255,7 @@ def test_what_gains_nothing_is_refused_with_the_reason(large: Path, monkeypatch:
     with pytest.raises(PlanError, match="one dimension may stay open, and n and m are to"):
         memonger.shrink(large, dims={"n": (1, 8), "m": (1, 8)})
     monkeypatch.setattr(search, "NOISE", -2.0)
-    monkeypatch.setattr(search, "TRIED", 2)
+    monkeypatch.setattr(search, "TRIED", 1)
     with pytest.raises(
         PlanError, match=r"gains nothing in loops: of \d that were tried, .*a run takes \d+\.\d\d of the time"
     ):
@@ -498,6 +503,7 @@ def _optimized(model: onnx.ModelProto, folder: Path) -> set[str]:
         ("a = Exp(x) q = QuantizeLinear<output_dtype=22>(a, s) b = DequantizeLinear(q, s) d = Sin(b)", "float"),
     ],
 )
+@pytest.mark.usefixtures("_quick")
 def test_what_is_no_array_is_not_compared_and_stays_whole(body: str, kind: str) -> None:
     """Text, and elements of four bits: nodes that read or give them can't be compared alone on slices."""
     model = parse(

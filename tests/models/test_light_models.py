@@ -28,7 +28,7 @@ def _inputs(plan: memonger.Plan, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-_light = lru_cache(1)(networks.light)  # drawing the weights takes as long as a plan
+_light = lru_cache(3)(networks.light)  # drawing the weights takes as long as a plan
 
 
 @cache

@@ -62,8 +62,8 @@ def test_a_budget_above_one_that_holds_is_held(
         within(job.copy(), 0.0)
     smallest, whole = refused.value.smallest, job.request.needed(range(len(job.request.graph.nodes)))
     assert refused.value.lower_bound <= smallest <= whole
-    for number in range(9):
-        budget = smallest + (whole - smallest) * number // 8
+    for number in range(5):
+        budget = smallest + (whole - smallest) * number // 4
         _, plan = within(job.at(budget).copy(), 0.0)
         assert plan.total_bytes <= budget
         assert plan.budget == budget

@@ -147,10 +147,11 @@ def cases() -> tuple[tuple[int, ...], ...]:
         while True:
             gains = {}
             for value in set(here) - set(case):
-                if not any(clash(value, one) for one in case) and not is_refused((*case, value)):
-                    gains[value] = sum(tuple(sorted((value, one))) in missing for one in case)
+                gain = sum(tuple(sorted((value, one))) in missing for one in case)
+                if gain and not any(clash(value, one) for one in case) and not is_refused((*case, value)):
+                    gains[value] = gain
             best = max(sorted(gains), key=gains.__getitem__, default=None)
-            if best is None or not gains[best]:
+            if best is None:
                 break
             case.append(best)
         for pair in itertools.combinations(sorted(case), 2):

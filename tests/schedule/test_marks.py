@@ -2,11 +2,13 @@
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import memonger
@@ -285,19 +287,26 @@ def test_statistics_are_updated_once_however_their_layer_is_marked(name: str) ->
 # Marks that are no cuts
 
 
+@cache
+def _bare() -> tuple[ir.Model, memonger.Plan]:
+    """A transformer without marks, and its plan."""
+    model = models.build_ir("vit", batch=8, num_layers=3, training=True)
+    for node in model.graph:
+        node.metadata_props.pop(STAGE, None)
+    return model, plan(model, loss="loss")
+
+
 @pytest.mark.parametrize(
     ("operator", "words"),
     [("LayerNormalization", r"and are used: mark those\.$"), ("Gelu", r"mark those, or none\.$")],
 )
 def test_marks_that_gain_little_are_compared_with_the_structure_of_the_graph(operator: str, words: str) -> None:
-    bare = models.build_ir("vit", batch=8, num_layers=3, training=True)
-    for node in bare.graph:
-        node.metadata_props.pop(STAGE, None)
+    bare, free = _bare()
     model = bare.clone()
     nodes = [node for node in model.graph if node.op_type == operator]
     for node in nodes:
         node.metadata_props[STAGE] = "True"
-    free, found = plan(bare, loss="loss"), plan(model, loss="loss")
+    found = plan(model, loss="loss")
     (note,) = found.notes
     assert note.startswith(f"the {len(nodes)} nodes marked mirror_stage ({operator}) are no good cuts of the graph")
     assert re.search(words, note)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
+import onnx_ir as ir
 import pytest
 
 import memonger
@@ -101,12 +103,17 @@ def test_a_budget_is_held_where_the_reduced_problem_says_too_little() -> None:
     assert Request(graph(), alignment=1, effort=2000, budget=9000).needed(schedule) > 9000 - 1700  # one value's bytes
 
 
+@cache
+def _deep() -> tuple[memonger.Model, ir.Model]:
+    network = models.build_ir("resnet34", batch=32, training=True)
+    step = memonger.differentiate(network, loss="loss", optimizer=memonger.SGD(lr=0.1))
+    return step, portable(step).model
+
+
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_running_statistics_do_not_keep_what_they_were_made_of(is_marked: bool) -> None:
     """They are updated after the loss, all in a row, and read a mean of every layer."""
-    network = models.build_ir("resnet34", batch=32, training=True)
-    step = memonger.differentiate(network, loss="loss", optimizer=memonger.SGD(lr=0.1))
-    model = portable(step).model
+    step, model = _deep()
     stages = place(step.ir, model, "resnet34").stages if is_marked else {}
     request = Request(graph_of(model, training_roles.read(model, "resnet34"), None, None), stages=stages)
     assert bool(stages) == is_marked

@@ -16,6 +16,13 @@ from typing import Any
 MOST_STEPS = 400
 
 
+def _taken() -> threading.Lock:
+    """A lock that someone else will let go: who takes it waits for that."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class DeadlockError(AssertionError):
     """No thread can go on, and not all have ended."""
 
@@ -30,7 +37,7 @@ class _Thread:
 
     number: int
     work: Callable[[], Any]
-    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Lock = field(default_factory=_taken)
     can_go: Callable[[], bool] = lambda: True
     waits_for: str = "its start"
     result: Any = None
@@ -45,7 +52,7 @@ class Stepped:
     TIMEOUT_MAX, Event, Thread = threading.TIMEOUT_MAX, threading.Event, threading.Thread
 
     def __init__(self) -> None:
-        self._back, self._is_abandoned = threading.Semaphore(0), False
+        self._back, self._is_abandoned = _taken(), False
         self._threads: dict[int, _Thread] = {}
         self.locks: list[_Lock] = []
         self.conditions: list[_Condition] = []
@@ -205,7 +212,6 @@ def explore(
         prefix = todo.pop()
         runs += 1
         steps = Stepped()
-        open("/tmp/trace.txt", "w").close()
         program = make(steps)
         threads = steps.start(program.works)
         choices = list(prefix)

@@ -142,17 +142,18 @@ class Patches(nn.Module):
 
 
 class Dense(nn.Module):
-    """Sums of nine gradients that something later reads."""
+    """A sum of nine gradients that something later reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64 * number, 64, bias=False) for number in range(1, 12))
+        self.first = nn.Linear(64, 64, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(128, 64, bias=False) for _ in range(9))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found = [x]
+        x = y = self.first(x)
         for layer in self.layers:
-            found.append(layer(torch.cat(found, 1).tanh()))
-        return torch.cat(found, 1).square().sum()
+            y = layer(torch.cat([x, y], 1).tanh())
+        return y.square().sum()
 
 
 class Halves(nn.Linear):

@@ -1,5 +1,6 @@
 """What a measuring process is told."""
 
+import ctypes
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,9 +70,10 @@ class Job:
 def load_cuda_libraries() -> None:
     """Let onnxruntime find CUDA's libraries: PyTorch, where it is installed, loads those it brings along.
 
-    To be called before onnxruntime is imported. Makes no CUDA context.
+    To be called before onnxruntime is imported. Makes no CUDA context. Where there is no driver nothing can use them.
     """
     try:
+        ctypes.CDLL("libcuda.so.1")
         import torch  # noqa: F401
-    except ImportError:
+    except (OSError, ImportError):
         return
