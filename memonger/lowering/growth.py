@@ -74,29 +74,39 @@ class GrownRuns:
 
     Attributes:
         growth: These sizes, and the one that is told of.
+        name: What the sizes are of: ``batch``, or a dimension's name.
         nodes: Of the lowered models that ran, which are the same at all three.
         runs: What ran.
         why_not_run: Where they don't tell: why the model doesn't run then; empty where it does.
     """
 
     growth: Growth
+    name: str
     nodes: _Nodes
     runs: tuple["CalibratingRun", ...]
     why_not_run: str = ""
 
     @staticmethod
-    def of(ran: Mapping[int, "tuple[_Nodes, CalibratingRun]"], size: int) -> "GrownRuns | None":
+    def of(ran: Mapping[int, "tuple[_Nodes, CalibratingRun]"], name: str, size: int) -> "GrownRuns | None":
         """By the three largest of these sizes; None if they are fewer, or other nodes ran there.
 
         Args:
             ran: What `ran_nodes` gives, by size.
+            name: What the sizes are of.
             size: The size to tell of.
         """
         sizes = tuple(sorted(ran)[-POINTS:])
         nodes = {ran[each][0] for each in sizes}
         if len(sizes) < POINTS or len(nodes) > 1:
             return None
-        return GrownRuns(Growth(sizes, size), nodes.pop(), tuple(ran[each][1] for each in sizes))
+        return GrownRuns(Growth(sizes, size), name, nodes.pop(), tuple(ran[each][1] for each in sizes))
+
+    @property
+    def note(self) -> str:
+        """What there is to say of a plan that was made of this."""
+        few, more, last = self.growth.sizes
+        runs = f"its times and workspace follow from runs at {few}, {more} and {last}"
+        return f"{self.name} {self.growth.size} didn't run: {runs}."
 
     def of_model(self, model: ir.Model) -> "CalibratingRun | None":
         """What a run of the lowered model would show; None where it has other nodes, or nothing tells its shapes."""

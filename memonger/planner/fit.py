@@ -33,7 +33,7 @@ from memonger.planner.changes import Changes
 from memonger.planner.interpolate import Interpolation, Schedules, largest
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.planner.search_plan import prepare
-from memonger.runtime.process_memory import available_memory
+from memonger.runtime import process_memory
 from memonger.schedule import STRATEGIES, Request
 from memonger.schedule.decide import decide
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
@@ -387,13 +387,7 @@ class _SizeSearch:
             options = dataclasses.replace(options, batch=None, dims=None)
         grown = self._grown(size)
         job = prepare(source, options, times=True, grown=grown)
-        if grown is not None and not job.lowered.spent.runs:
-            few, more, last = grown.growth.sizes
-            told = (
-                f"{self.vary} {size} didn't run: its times and workspace follow from runs at {few}, {more} and {last}."
-            )
-            job = dataclasses.replace(job, notes=(*job.notes, told))
-        elif (ran := ran_nodes(job.lowered)) is not None:
+        if (ran := ran_nodes(job.lowered)) is not None and (grown is None or job.lowered.spent.runs):
             self.ran[size] = ran
         if job.stock_bytes is not None and job.mode == "inference":
             self.stock = (size, job.stock_bytes)
@@ -453,7 +447,7 @@ class _SizeSearch:
         """What smaller sizes tell of a run at this one; None where it is to run."""
         if not self._is_measured or self.options.inputs is not None or self.options.ranges:
             return None
-        found = GrownRuns.of(self.ran, size)
+        found = GrownRuns.of(self.ran, self.vary, size)
         if found is None:
             return None
         seconds = math.fsum((found.runs[-1].seconds or {}).values()) * found.growth.ratio
@@ -484,7 +478,7 @@ class _SizeSearch:
 
     def _too_large_to_run(self, size: int) -> str | None:
         """Why a size can't run here without a plan, if so."""
-        available = available_memory() if self._is_measured else None
+        available = process_memory.room() if self._is_measured else None
         if available is None or self.smallest is None:
             return None
         device, needed = device_of(self.options.device), self._unplanned_bytes(size)

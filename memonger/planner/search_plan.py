@@ -23,6 +23,7 @@ from memonger.ir.model import Model
 from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
+from memonger.ir.values import nbytes, static_shape
 from memonger.lowering.lowered import Lowered, in_16_bits, portable
 from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load_open, load_twice
@@ -51,6 +52,7 @@ from memonger.plan import (
 from memonger.planner import cache, networkx_graph
 from memonger.planner.attempts import as_asked, least, may_wait, why_all_are_kept, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
+from memonger.runtime import process_memory
 from memonger.runtime.feeds import with_tables
 from memonger.runtime.program import inputs_of
 from memonger.schedule import Request
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
     import networkx
 
     from memonger.lowering.growth import GrownRuns
+
+FEW, ROOM = (1, 2, 4), 0.8
+"""What a run shows that would take more than so much of the memory there is, follows from runs of these sizes."""
 
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
@@ -300,11 +305,15 @@ def prepare(
         report_progress("differentiate")
         model, notes = _differentiate(model, asked)
         said += notes
+    if grown is None and mode == "inference":
+        grown = _grown_runs(source, options, own, open_in_file, device)
     report_progress("lower")
     timed = times or options.chosen_strategy != "none"
     lowered, ranges = _lower(source, model, device, options, open_in_file, timed, grown)
     report_progress("graph")
     notes = (*own.notes, *said, *_sized_at_run_time(lowered, options))
+    if grown is not None and not lowered.spent.runs:
+        notes += (grown.note,)
     if ranges:
         from memonger.lowering.ranged import not_all_run
 
@@ -332,6 +341,38 @@ def prepare(
     )  # fmt: skip
     why = why_all_are_kept(job) if options.weights == "mapped" else ""
     return dataclasses.replace(job, notes=(*job.notes, why)) if why else job
+
+
+def _grown_runs(
+    source: Source | Model, options: Options, own: Model, unbound: Model | None, device: Device
+) -> "GrownRuns | None":
+    """What runs of small batches showed, where one of this size would take more than there is; None where it runs.
+
+    So too where another dimension alone is open.
+    """
+    sizes = options.sizes if options.batch is None else {"batch": options.batch}
+    is_measured = device.is_host and not device.facts.is_portable
+    if unbound is None or not is_measured or options.inputs is not None or len(sizes) != 1:
+        return None
+    (name, size), room = sizes.popitem(), process_memory.room()
+    taken = sum(nbytes(value) or 0 for node in own.graph for value in node.outputs)
+    if options.ranges or size <= FEW[-1] or room is None or taken <= ROOM * room:
+        return None
+    from memonger.lowering.as_stock import expected
+    from memonger.lowering.growth import GrownRuns, ran_nodes
+
+    shapes = {str(v.name): shape for v in own.graph.inputs if (shape := static_shape(v)) is not None}
+    alone = expected(own.ir, shapes, options.threads)
+    if alone is not None and alone.run_bytes <= ROOM * room:
+        return None
+    report_progress, ran = options.progress or _silent, dict[int, Any]()
+    for few in FEW:
+        report_progress(f"run at {name} {few}")
+        given = {"dims": {name: few}} if options.batch is None else {"batch": few}
+        with suppress(LoadError, PlanError):
+            found = ran_nodes(prepare(source, dataclasses.replace(options, progress=None, **given)).lowered)
+            ran |= {} if found is None else {few: found}
+    return GrownRuns.of(ran, name, size)
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
@@ -553,7 +594,7 @@ def _within_overhead(job: Job, made: Job, plan: Plan, begin: float) -> Plan:
         return plan
     model, seconds = job.lowered.model, math.fsum(measured.seconds.values())
     roles = training_roles.read(model, str(model.graph.name))
-    if not can_be_timed(seconds, parameter_bytes(model, roles, job.device)):
+    if not job.lowered.spent.runs or not can_be_timed(seconds, parameter_bytes(model, roles, job.device)):
         return plan
     off = dataclasses.replace(job.copy(), options=dataclasses.replace(options, chunks="off"))
     whole, spent = finish(*decided(off), begin), job.lowered.spent

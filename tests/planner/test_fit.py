@@ -19,6 +19,7 @@ from memonger.options import Options
 from memonger.planner.interpolate import Interpolation, structure
 from memonger.planner.search_plan import prepare
 from memonger.report.fit import fit_lines
+from memonger.runtime import process_memory
 from memonger.schedule.solution import total_lower_bound
 from tests.support.networks import model_of
 from tests.support.open_models import block, layers
@@ -328,7 +329,7 @@ def test_a_device_measures_runs_and_samples(model: Path) -> None:
 def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     stock = memonger.search_plan(model, batch=8, mode="inference", device="cpu", chunks="off").stock_bytes
-    monkeypatch.setattr("memonger.planner.fit.available_memory", lambda: stock)
+    monkeypatch.setattr(process_memory, "room", lambda: stock)
     found = memonger.fit(model, "1GiB", mode="inference", device="cpu", chunks="off", effort=EFFORT)
     assert found.fits
     assert (found.beyond.size, found.beyond.status) == (found.size + 1, "refused")
@@ -364,6 +365,34 @@ def test_a_size_that_would_take_long_to_measure_is_told_from_smaller_ones(
     x = np.random.default_rng(0).standard_normal((told.size, 3, 8, 8), np.float32)
     stock = memonger.Session(memonger.search_plan(model, batch=told.size, chunks="off", device="cpu")).run({"x": x})
     np.testing.assert_array_equal(memonger.Session(told.plan).run({"x": x})["y"], stock["y"])
+
+
+@pytest.mark.parametrize("given", [{"batch": 16}, {"dims": {"batch": 16}}])
+def test_a_batch_whose_run_takes_more_than_there_is_is_told_from_small_ones(
+    model: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """A model that doesn't fit is planned where it doesn't, and its plan is the one that a larger machine makes."""
+    pytest.importorskip("onnxruntime")
+    options: dict[str, Any] = {"mode": "inference", "device": "cpu", "threads": 1, "chunks": 4, **given}
+    measured = memonger.search_plan(model, **options)
+    ran, run = list[int](), calibrate.run
+
+    def seen(lowered: ir.Model, *others: Any) -> Any:
+        ran.append(lowered.graph.inputs[0].shape[0])
+        return run(lowered, *others)
+
+    monkeypatch.setattr(calibrate, "run", seen)
+    monkeypatch.setattr(process_memory, "room", lambda: measured.total_bytes)
+    told = memonger.search_plan(model, **options)
+    assert sorted(set(ran)) == [1, 2, 4]
+    assert (told.workspace, told.offsets, told.total_bytes) == (
+        measured.workspace,
+        measured.offsets,
+        measured.total_bytes,
+    )
+    assert "batch 16 didn't run: its times and workspace follow from runs at 1, 2 and 4." in told.notes
+    x = {"x": np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)}
+    np.testing.assert_array_equal(memonger.Session(told).run(x)["y"], memonger.Session(measured).run(x)["y"])
 
 
 def test_ctrl_c_ends_the_search_with_what_was_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
