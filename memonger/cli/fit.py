@@ -33,12 +33,13 @@ def fit(
             model, memory, vary, train_mode=train_mode, lora=lora, frontier=frontier, options=options,
             progress=report_progress,
         )  # fmt: skip
-    written = None
-    if fitted.plan is not None:
-        print_notes(fitted.plan.notes)
-        if output is not None:
+        written = None
+        if fitted.plan is not None and output is not None:
+            report_progress("writing")
             fitted.plan.save(output)
             written = output
+    if fitted.plan is not None:
+        print_notes(fitted.plan.notes)
     if as_json:
         print_json(fit_record(fitted, str(model), None if written is None else str(written)))
     else:

@@ -192,9 +192,14 @@ def _peak(steps: Callable[[], None], stepper: Stepper) -> int | None:
     if not process_memory.is_measurable():
         steps()
         return None
-    # Fresh memory takes no room until it is written
-    own = Tensors(stepper._saved(), stepper._array) if isinstance(stepper, Trainer) else stepper.state_dict()
-    stepper.load_state_dict(own)
+    # Fresh memory takes no room until it is written, and what is copied over itself may not be
+    if isinstance(stepper, Trainer):
+        stepper.load_state_dict(Tensors(stepper._saved(), stepper._array))
+        arena = stepper._state.arena
+        if arena.own == arena.size:  # else a part of it lies in a file
+            arena.touch()
+    else:
+        stepper.load_state_dict(stepper.state_dict())
     return process_memory.peak_over(process_memory.settle(), steps)
 
 

@@ -43,14 +43,20 @@ def ratio_range(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, 
     return min(ratios), max(ratios)
 
 
-def warning(ratio: float, within: tuple[float, float], before: Load) -> str:
-    """What to tell of a ratio that the machine's noise could have made; empty where it is to be trusted."""
+def warning(ratio: float, within: tuple[float, float], before: Load, other: str) -> str:
+    """What to tell of a ratio that the machine's noise could have made; empty where it is to be trusted.
+
+    Args:
+        ratio: Our time over the other's.
+        within: The smallest and the largest ratio of a turn.
+        before: What the machine did before.
+        other: What the other is.
+    """
     low, high = within
     moved = (high - low) / ratio
     if moved <= QUIET and not before.is_high:
         return ""
-    other = f"load average {before.average:.1f} on {before.cores} cores, and " if before.is_high else ""
-    return (
-        f"the machine is noisy: {other}the ratio of times moved by {moved:.0%} between turns, from {low:.3f} to "
-        f"{high:.3f}. Trust it no further than that; more --runs on an idle machine say more."
-    )
+    busy = f"load average {before.average:.1f} on {before.cores} cores" if before.is_high else ""
+    range_of = f"the ratio of times to {other} moved by {moved:.0%} between turns, from {low:.3f} to {high:.3f}"
+    said = " and ".join(filter(None, (busy, range_of if moved else "")))
+    return f"the machine is noisy: {said}. Trust times no further than that; more --runs on an idle machine say more."

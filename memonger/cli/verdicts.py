@@ -82,8 +82,10 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
         plan, threads = case.plan, case.settings.threads
         where = first_difference.find(plan, case.stock, case.feeds, case.device, threads, tolerance)
         explanation = first_difference.explain(plan, where)
-    moved = max(sections.values(), key=lambda one: one["latency_ratio_range"][1] - one["latency_ratio_range"][0])
-    noisy = noise.warning(moved["latency_ratio"], moved["latency_ratio_range"], case.before)
+    titles = {"stock": "stock, same level", "default": "stock, default"}
+    ranges = {name: one["latency_ratio_range"] for name, one in sections.items()}
+    most = max(ranges, key=lambda name: ranges[name][1] - ranges[name][0])
+    noisy = noise.warning(sections[most]["latency_ratio"], ranges[most], case.before, titles[most])
     record = {
         **sections["stock"], "level": case.level, "peak_bytes": ours.measured.peak_bytes,
         "latency_seconds": ours.measured.latency_seconds, "latency_p95_seconds": ours.measured.p95_seconds,
@@ -96,7 +98,6 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
     turns = f"From turn to turn the ratio of times at the same level was {low:.3f} to {high:.3f}."
     lines = (turns, sentence(gap, tolerance, stock, explanation, case.what))
     own = {key: record[key] for key in ("latency_seconds", "latency_p95_seconds", "peak_bytes")}
-    titles = {"stock": "stock, same level", "default": "stock, default"}
     of_stock = ({"session": titles[name], **section} for name, section in sections.items())
     rows = ({"session": "planned", **own}, *of_stock)
     return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)

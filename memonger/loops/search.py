@@ -410,25 +410,24 @@ class _Contest:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (ratio - 1))
                     forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
         self.tried += forecast.refused
-        why = dict.fromkeys(reason.rstrip(".") for reason in self.tried)
-        tried = f"of {len(self.tried)} that were tried, {'; '.join(why)}"
-        raise PlanError(f"{nothing}: {tried}.")
+        why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
+        raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
+
+    @property
+    def _hint(self) -> str:
+        """What allows candidates that were too slow; empty where none was."""
+        if not any("of the time" in reason for reason in self.tried):
+            return ""
+        allowed = option("max_overhead", self.max_overhead)
+        return f" {allowed} is what a run may take longer; other programs that run now make it seem more."
 
     def _notes(self) -> tuple[str, ...]:
         """Why what was tried before isn't taken."""
         if not self.tried:
             return ()
-        allowed = option("max_overhead", self.max_overhead)
-        slow = "of the time" in " ".join(self.tried)
-        hint = (
-            f" {allowed} is what a run may take longer; other programs that run now make it seem more." if slow else ""
-        )
-        one = (
-            "one that was expected to take less isn't"
-            if len(self.tried) == 1
-            else "what was expected to take less isn't"
-        )
-        return (f"{one} taken: {'; '.join(dict.fromkeys(self.tried))}.{hint}",)
+        one = "one that" if len(self.tried) == 1 else "what"
+        why = "; of another ".join(dict.fromkeys(self.tried))
+        return (f"{one} was expected to take less isn't taken: {why}.{self._hint}",)
 
     def _process_of_the_model(self, path: Path) -> MeasuredSession:
         try:

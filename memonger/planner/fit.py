@@ -324,6 +324,7 @@ class _SizeSearch:
         frontier = tuple(filter(None, map(self._point, sizes)))
         if best is not None:
             (job, found), bound = self._cheapest(best), best.bound
+            self._report_progress(f"{self.vary} {low}: verifying its plan")
             plan = found if isinstance(found, Plan) else finish(job, found, self.begin)
             if plan.total_bytes > self.memory:
                 raise PlanError(f"{plan.name}: its plan takes {plan.total_bytes} bytes, more than foreseen.")

@@ -64,7 +64,10 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
         yield from window_line(weight_figures(plan))
         yield from chunks_lines(plan)
     if fit.is_stopped:
-        yield f"Stopped: what is larger than {fit.vary} {fit.size} wasn't looked at to the end, and may fit, too."
+        in_slices = plan is not None and not plan.chunks and fit.options.chunks != "off" and plan.mode == "inference"
+        often = " In slices, which weren't looked at, often several times as much does." if in_slices else ""
+        larger = f"what is larger than {fit.vary} {fit.size}"
+        yield f"Stopped: {larger} wasn't looked at to the end, and may fit, too.{often}"
     if fit.beyond is not None or not fit.is_stopped:
         yield _beyond(fit)
 

@@ -80,7 +80,8 @@ def _lever(plan: Plan) -> str:
         "values sized at run time": plan.run_time_bytes, "inputs": plan.input_bytes, "state": plan.state_bytes,
     }  # fmt: skip
     most = max(parts, key=lambda name: parts[name])
-    said = f"Most of it is {most} ({100 * parts[most] / (plan.total_bytes or 1):.0f} %):"
+    share = parts[most] / (plan.total_bytes or 1)
+    said = f"{'Most' if share >= 0.5 else 'The largest part'} of it is {most} ({share:.0%}):".replace("%", " %")
     device = parse_device(plan.device)
     if most == "weights":
         return f"{said} {_of_weights(plan, device)}."

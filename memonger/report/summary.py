@@ -248,7 +248,11 @@ def _rows(record: Mapping[str, Any], lower_bound: int) -> Sequence[tuple[str, in
         ("total", record["total_bytes"], "all of these: what a budget holds"),
         ("budget", record["budget_bytes"], "the most that the total may be"),
         ("beside the total", record["session_bytes"], "about what a session takes for its nodes, by their number"),
-        ("process", record["process_bytes"], "about all memory of its own of a process that runs the saved plan"),
+        (
+            "process",
+            record["process_bytes"],
+            "about what a process grows by, in memory of its own, that loads and runs the saved plan",
+        ),
         ("mapped weights", record["mapped_bytes"], "beside it: pages of the plan's file, which processes share"),
         ("stock onnxruntime", record["stock_bytes"], "expected total, by its own allocator's rules"),
         ("without reuse", record["unplanned_bytes"], "total with memory of its own for every value"),

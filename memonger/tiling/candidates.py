@@ -219,10 +219,11 @@ class InSlices:
     def described(self) -> tuple[ChunkedBand, ...]:
         """What runs in slices, for the plan."""
         cut, job, graph = self.cut, self.cut.job, self.cut.graph
-        records = [] if job.outer is None else list(job.outer.described())
         before, after = (
             live_bytes(assign_storage(each).buffers, len(each.nodes)) for each in (graph, self.solution.graph)
         )
+        outer, most = () if job.outer is None else job.outer.described(), int(after.max(initial=0))
+        records = [dataclasses.replace(band, bytes_after=min(band.bytes_after, most)) for band in outer]
         nodes, by_rows, trains = list(self.lowered.model.graph), cut.axis == ROWS, job.training is not None
         step_of = {node: step for step, node in enumerate(nodes)}
         each_run = run_seconds(not by_rows and not trains and shares_sessions(self.lowered.model), job.cores)

@@ -198,9 +198,9 @@ def test_random_numbers_are_named_as_what_may_be_behind_a_difference() -> None:
 def test_a_ratio_is_trusted_as_far_as_the_turns_agree() -> None:
     quiet, busy = noise.Load(0.5, 2), noise.Load(3.9, 2)
     assert noise.ratio_range((1.0, 2.0, 1.0), (1.0, 1.0, 2.0)) == (0.5, 2.0)
-    assert noise.warning(1.0, (0.98, 1.01), quiet) == ""
-    assert "from 0.800 to 1.200" in noise.warning(1.0, (0.8, 1.2), quiet)
-    assert "3.9 on 2 cores" in noise.warning(1.0, (0.98, 1.01), busy)
+    assert noise.warning(1.0, (0.98, 1.01), quiet, "stock") == ""
+    assert "from 0.800 to 1.200" in noise.warning(1.0, (0.8, 1.2), quiet, "stock")
+    assert "3.9 on 2 cores" in noise.warning(1.0, (0.98, 1.01), busy, "stock")
 
 
 def test_median_and_p95_of_runs() -> None:

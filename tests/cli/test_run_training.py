@@ -15,8 +15,10 @@ from memonger.cli.measure_steps import StepsJob, StockTrainer
 from memonger.graph.schedule import drop_copies
 from memonger.ir.save import save_model
 from memonger.model.load import load_as_is
+from memonger.runtime import process_memory
 from tests.support import training_models
 from tests.support.planning_models import chain
+from tests.support.stock import normal, parse
 from tests.support.training_models import batch, classifier
 
 LOSS = "softmax_cross_entropy"
@@ -42,6 +44,20 @@ def test_a_training_plan_is_trained_and_compared_with_stock_onnxruntime(planned:
     assert record["total_bytes"] == memonger.Plan.load(planned).total_bytes
     assert record["latency_ratio"] > 0
     assert record["gradients"] is None
+
+
+@pytest.mark.skipif(not process_memory.is_measurable(), reason="this system doesn't say what a process takes")
+def test_state_is_no_part_of_what_steps_take(tmp_path: Path) -> None:
+    """Of state that is zero the system gives no pages until the first step writes it: that isn't arena or workspace."""
+    model = parse("g (float[1, 1024] x) => (float[1, 1024] y) { y = MatMul (x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(0, 1024, 1024), "w"))
+    options = {"loss": "mean_squared_error", "optimizer": memonger.Adam(lr=0.01), "device": "cpu"}
+    plan = memonger.search_plan(model, **options)
+    plan.save(tmp_path / "planned.onnx")
+    done = CliRunner().invoke(commands.main, ["run", str(tmp_path / "planned.onnx"), "--steps", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout)
+    assert record["peak_bytes"] <= plan.arena_bytes + plan.workspace_bytes + 4 * memonger.MiB  # state takes 8
 
 
 @pytest.mark.parametrize("optimizer", [memonger.SGD(lr=0.2, momentum=0.9), memonger.Adam(lr=0.01)], ids=["sgd", "adam"])

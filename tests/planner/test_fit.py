@@ -403,7 +403,7 @@ def test_ctrl_c_ends_the_search_with_what_was_found(model: Path, monkeypatch: py
     found = memonger.fit(model, "24KiB", mode="inference", device="none", progress=progress)
     assert found.is_stopped
     assert (found.size, found.plan.batch, found.beyond) == (1, 1, None)
-    assert "may fit, too" in list(fit_lines(found, "block"))[-1]
+    assert "may fit, too. In slices" in list(fit_lines(found, "block"))[-1]
     with pytest.raises(KeyboardInterrupt):  # nothing was found by then
         memonger.fit(model, "1KiB", mode="inference", device="none", progress=_interrupted)
 
