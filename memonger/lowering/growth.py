@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -53,10 +54,26 @@ class Growth:
         weights, common = self._weights
         return max(0, sum(weight * value for weight, value in zip(weights, values, strict=True)) // common)
 
+    def length(self, lengths: Sequence[int]) -> int | None:
+        """A length that is so much at the three sizes; None where it isn't told: it would be no integer."""
+        weights, common = self._weights
+        total = sum(weight * value for weight, value in zip(weights, lengths, strict=True))
+        return total // common if total >= 0 and total % common == 0 else None
+
     def measured(self, values: Sequence[int]) -> int:
-        """Bytes that runs took at the three: less at the largest than before isn't taken to go on."""
+        """Bytes that runs took at the three: less at the largest than before isn't taken to go on.
+
+        They grow as they did last, or as a polynomial where they grew faster than the size twice, to its square at
+        most, as scores of attention do.
+        """
         (before, last), (one, other) = self.sizes[-2:], values[-2:]
-        return max(0, math.ceil(other + max(0, other - one) * (self.size - last) / (last - before)))
+        grown = max(0, math.ceil(other + max(0, other - one) * (self.size - last) / (last - before)))
+        pairs = list(zip(self.sizes, values, strict=True))
+        is_faster = all(
+            value and small * more >= large * value and small**2 * more <= large**2 * value
+            for (small, value), (large, more) in pairwise(pairs)
+        )
+        return max(grown, self.polynomial(values)) if is_faster else grown
 
     @property
     def ratio(self) -> float:
@@ -117,8 +134,11 @@ class GrownRuns:
             seen = [run.tensors.get(name, ("", ())) for run in self.runs]
             if any(each != kind or len(shape) != len(dims) for each, shape in seen):
                 return None
-            lengths = zip(*(shape for _, shape in seen), strict=True)
-            tensors[name] = kind, tuple(map(self.growth.polynomial, lengths))
+            lengths = map(self.growth.length, zip(*(shape for _, shape in seen), strict=True))
+            shape = tuple(length for length in lengths if length is not None)
+            if len(shape) < len(dims):
+                return None
+            tensors[name] = kind, shape
         seconds = self.runs[-1].seconds
         return dataclasses.replace(
             self.runs[-1],
