@@ -30,7 +30,7 @@ from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import Plan, parameter_bytes
 from memonger.planner.attempts import least, may_wait, with_window, within
 from memonger.planner.changes import Changes
-from memonger.planner.interpolate import Interpolation, Schedules, largest
+from memonger.planner.interpolate import Interpolation, Schedules, largest, structure
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.planner.search_plan import prepare
 from memonger.runtime import process_memory
@@ -495,9 +495,13 @@ class _SizeSearch:
     # Between sizes
 
     def _interpolate(self, first: int) -> None:
-        """Lower at growing sizes until three in a row have one structure."""
-        size = first * 2
-        while size <= max(_SAMPLED, 4 * first) and self.between is None and self._too_large_to_measure(size) is None:
+        """Lower at growing sizes until three in a row have one structure; at one more where the last two have one."""
+        size, most = first * 2, max(_SAMPLED, 4 * first)
+        while self.between is None and self._too_large_to_measure(size) is None:
+            if size > most:
+                last, *before = (structure(self.lowered[each].graph) for each in sorted(self.lowered)[-2:])
+                if before != [last]:
+                    return
             try:
                 self._learn(size, self.asked(size, self.lower(size)).request)
             except (LoadError, PlanError):
