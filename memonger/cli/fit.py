@@ -54,5 +54,7 @@ def fit(
         )
         if written is not None:
             console.print(f"Wrote {written}.", soft_wrap=True)
-    if fitted.is_stopped or not fitted.fits:
-        sys.exit(STOPPED if fitted.is_stopped else 1)
+    if fitted.is_stopped:
+        sys.exit(STOPPED)
+    if not fitted.fits:
+        sys.exit(1)

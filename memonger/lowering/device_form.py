@@ -149,7 +149,7 @@ def device_form(
         lowering = _Lowering(device, settings, folder.path, spent)
         if not device.is_host or LEVELS[settings.level] == LEVELS["disable"]:
             unbound = None
-        lowered, calibration, run = lowering.lower_or_open(written, unbound)
+        made = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
         hint = cpu_narrow.hint(model) if device.is_host and settings.level != "rewrite" else ""
@@ -158,7 +158,7 @@ def device_form(
         raise PlanError(f"{model.name}: lowering needs room in {tempfile.gettempdir()}: {error}.") from error
     cuda = settings.cuda if device.facts.has_settings else None
     stamp = Stamp(ort.runtime_name(), device.provider, backend(device).machine_name(), settings.level, cuda)
-    return Lowered(lowered.ir, stamp, calibration, folder, spent, lowered.passes, run)
+    return Lowered(made.lowered.ir, stamp, made.calibration, folder, spent, made.lowered.passes, made.run)
 
 
 _EXACT = frozenset({
@@ -183,10 +183,6 @@ def _varied(feeds: Mapping[str, np.ndarray], inputs: Sequence[Input]) -> dict[st
     return found
 
 
-_Whole = tuple[Model, Calibration, calibrate.CalibratingRun | None]
-"""What is to be planned: a lowered model with what was measured of it."""
-
-
 class _Calibrated(NamedTuple):
     """A lowered model as it ran, what was measured, and what it gave; nothing measured where its bits were enough."""
 
@@ -194,12 +190,6 @@ class _Calibrated(NamedTuple):
     calibration: Calibration | None
     results: calibrate.Results | None = None
     run: calibrate.CalibratingRun | None = None
-
-    @property
-    def whole(self) -> _Whole:
-        """What is to be planned."""
-        assert self.calibration is not None
-        return self.lowered, self.calibration, self.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +201,7 @@ class _Lowering:
     folder: Path
     spent: Spent
 
-    def lower_or_open(self, model: Model, unbound: Model | None) -> _Whole:
+    def lower_or_open(self, model: Model, unbound: Model | None) -> _Calibrated:
         """`as_stock`; a model that the runtime refuses, but for sizes that are fixed in branches, with these open."""
         try:
             return self.as_stock(model, unbound)
@@ -227,7 +217,7 @@ class _Lowering:
                 pass  # it isn't that: what was said first counts
             raise
 
-    def as_stock(self, model: Model, unbound: Model | None) -> _Whole:
+    def as_stock(self, model: Model, unbound: Model | None) -> _Calibrated:
         """The model that the optimizer makes, calibrated.
 
         With sizes fixed it computes more of a model beforehand, and fuses otherwise. So where the operators differ that
@@ -237,18 +227,18 @@ class _Lowering:
         settings = self.settings
         first = self.optimized(model, model, "optimized.onnx")
         if (grown := self.grown(model, first)) is not None:
-            return grown.whole
+            return grown
         other = None if unbound is None else self.computing_otherwise(unbound, model, first)
         if settings.grown is not None:
             if other is not None and (grown := self.grown(model, other[1](), "sizes_open")) is not None:
-                return grown.whole
+                return grown
             if settings.grown.why_not_run:
                 raise PlanError(f"{model.name}: {settings.grown.why_not_run}")
         if other is None:
-            return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+            return self.calibrated(model, first, calibrate.Wanted(settings.times))
         if settings.ranges:
             with suppress(SessionError):
-                return self.calibrated(model, other[1](), calibrate.Wanted(settings.times), "sizes_open").whole
+                return self.calibrated(model, other[1](), calibrate.Wanted(settings.times), "sizes_open")
         elif settings.inputs is not None:
             with suppress(SessionError):
                 return self.of_two(model, first, other)
@@ -258,9 +248,9 @@ class _Lowering:
             for given in (_varied(zeros, inputs), zeros):
                 with suppress(SessionError):  # it doesn't run on these inputs: nothing is known of its bits
                     return replace(self, settings=replace(settings, inputs=given)).of_two(model, first, other)
-        return self.calibrated(model, first, calibrate.Wanted(settings.times)).whole
+        return self.calibrated(model, first, calibrate.Wanted(settings.times))
 
-    def of_two(self, model: Model, first: Model, other: tuple[Model | None, Callable[[], Model]]) -> _Whole:
+    def of_two(self, model: Model, first: Model, other: tuple[Model | None, Callable[[], Model]]) -> _Calibrated:
         """The first form, or what `computing_otherwise` gives where its bits differ; both run on the inputs given.
 
         Raises:
@@ -272,15 +262,15 @@ class _Lowering:
             wanted = replace(wanted, other=seen.results, if_same=True)
         found = self.calibrated(model, first, wanted)
         if borrowing is not None and found.calibration is not None:
-            return found.whole
+            return found
         with suppress(SessionError):
             wanted = calibrate.Wanted(self.settings.times, other=found.results)
             stock = self.calibrated(model, in_full(), wanted, "sizes_open")
             if stock.calibration is not None:
-                return stock.whole
+                return stock
         if found.calibration is not None:
-            return found.whole
-        return self.calibrated(model, first, calibrate.Wanted(self.settings.times)).whole
+            return found
+        return self.calibrated(model, first, calibrate.Wanted(self.settings.times))
 
     def optimized(
         self, source: Model, original: Model, name: str, level: str | None = None, known: Weights | None = None

@@ -96,10 +96,8 @@ class Interpolation:
         )
         nothing = [()] * len(graph.nodes)  # as byte offsets subviews hold at one size: without them more is counted
         graph = graph.with_aliases(subview=nothing, optional=nothing)
-        base, run_time = (
-            growth.polynomial([each.base - (each.run_time or 0) for each in self.requests]),
-            largest_one.run_time,
-        )
+        base = growth.polynomial([each.base - (each.run_time or 0) for each in self.requests])
+        run_time = largest_one.run_time
         if run_time is not None:
             run_time = growth.measured([each.run_time or 0 for each in self.requests])
             base += run_time

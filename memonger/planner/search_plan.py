@@ -24,6 +24,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.ir.values import nbytes, static_shape
+from memonger.lowering.growth import GrownRuns, ran_nodes
 from memonger.lowering.lowered import Lowered, in_16_bits, portable
 from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load_open, load_twice
@@ -65,8 +66,6 @@ from memonger.words import FILE, NAME, option, quoted
 
 if TYPE_CHECKING:
     import networkx
-
-    from memonger.lowering.growth import GrownRuns
 
 FEW, ROOM = (1, 2, 4), 0.8
 """What a run shows that would take more than so much of the memory there is, follows from runs of these sizes."""
@@ -273,7 +272,7 @@ def _silent(stage: str) -> None:
 
 
 def prepare(
-    source: Source | Model, options: Options, *, times: bool = False, grown: "GrownRuns | None" = None
+    source: Source | Model, options: Options, *, times: bool = False, grown: GrownRuns | None = None
 ) -> Job:  # fmt: skip
     """Load, differentiate, lower, and make the graph.
 
@@ -345,7 +344,7 @@ def prepare(
 
 def _grown_runs(
     source: Source | Model, options: Options, own: Model, unbound: Model | None, device: Device
-) -> "GrownRuns | None":
+) -> GrownRuns | None:
     """What runs of small batches showed, where one of this size would take more than there is; None where it runs.
 
     So too where another dimension alone is open.
@@ -359,7 +358,6 @@ def _grown_runs(
     if options.ranges or size <= FEW[-1] or room is None or taken <= ROOM * room:
         return None
     from memonger.lowering.as_stock import expected
-    from memonger.lowering.growth import GrownRuns, ran_nodes
 
     shapes = {str(v.name): shape for v in own.graph.inputs if (shape := static_shape(v)) is not None}
     alone = expected(own.ir, shapes, options.threads)
@@ -650,7 +648,7 @@ def _differentiate(model: Model, options: Options) -> tuple[Model, tuple[str, ..
 
 def _lower(
     source: Source | Model, model: Model, device: Device, options: Options, unbound: Model | None, times: bool,
-    grown: "GrownRuns | None",
+    grown: GrownRuns | None,
 ) -> tuple[Lowered, Mapping[str, DimRange]]:  # fmt: skip
     """The lowered model, and for ranges of sizes these with their places: then it is read anew, with its sizes open."""
     ranges: Mapping[str, DimRange] = {}

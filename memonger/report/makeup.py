@@ -81,7 +81,7 @@ def _lever(plan: Plan) -> str:
     }  # fmt: skip
     most = max(parts, key=lambda name: parts[name])
     share = parts[most] / (plan.total_bytes or 1)
-    said = f"{'Most' if share >= 0.5 else 'The largest part'} of it is {most} ({share:.0%}):".replace("%", " %")
+    said = f"{'Most' if share >= 0.5 else 'The largest part'} of it is {most} ({100 * share:.0f} %):"
     device = parse_device(plan.device)
     if most == "weights":
         return f"{said} {_of_weights(plan, device)}."

@@ -233,6 +233,7 @@ class _InWords:
             excess, cost = self.best
             state = "nothing within the budget yet" if excess else f"best {cost / (self.once or 1) - 1:+.2%}"
         seconds = time.monotonic() - self.begin
-        to_go = seconds * (1 - self.done) / max(self.done, 0.05)
-        left = "" if seconds < 1 or self.done < 0.05 else f", about {to_go:.0f} s left of this attempt"
+        left = ""
+        if seconds >= 1 and self.done >= 0.05:
+            left = f", about {seconds * (1 - self.done) / self.done:.0f} s left of this attempt"
         self.report(f"{self.done:.0%}, {state}{left}")

@@ -40,6 +40,19 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "block.onnx"
 
 
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch of each calibrating run."""
+    found, run = list[int](), calibrate.run
+
+    def seen(lowered: ir.Model, *others: Any) -> Any:
+        found.append(lowered.graph.inputs[0].shape[0])
+        return run(lowered, *others)
+
+    monkeypatch.setattr(calibrate, "run", seen)
+    return found
+
+
 def _total(size: int, **options: Any) -> int:
     return memonger.search_plan(block(), batch=size, **{"device": "none", "effort": EFFORT, **options}).total_bytes
 
@@ -339,7 +352,7 @@ def test_a_size_that_this_machine_cannot_measure_ends_the_search(model: Path, mo
 
 @pytest.mark.parametrize(("chunks", "memory"), [("off", "24KiB"), ("auto", 11_000)])
 def test_a_size_that_would_take_long_to_measure_is_told_from_smaller_ones(
-    model: Path, monkeypatch: pytest.MonkeyPatch, chunks: str, memory: int | str
+    model: Path, monkeypatch: pytest.MonkeyPatch, ran: list[int], chunks: str, memory: int | str
 ) -> None:
     """The plan is the one that measuring every size gives, and runs with stock's bits; nothing runs from 8 on."""
     pytest.importorskip("onnxruntime")
@@ -349,13 +362,7 @@ def test_a_size_that_would_take_long_to_measure_is_told_from_smaller_ones(
     measured = memonger.fit(model, memory, **options)
     monkeypatch.setattr("memonger.planner.fit._RUN_BYTES", 0)
     monkeypatch.setattr("memonger.planner.fit._RUN_SECONDS", 0.0)
-    ran, run = list[int](), calibrate.run
-
-    def seen(lowered: ir.Model, *others: Any) -> Any:
-        ran.append(lowered.graph.inputs[0].shape[0])
-        return run(lowered, *others)
-
-    monkeypatch.setattr(calibrate, "run", seen)
+    ran.clear()
     told = memonger.fit(model, memory, **options)
     assert sorted(set(ran)) == [1, 2, 4]
     assert (told.size, told.total_bytes, told.tried) == (measured.size, measured.total_bytes, measured.tried)
@@ -369,19 +376,13 @@ def test_a_size_that_would_take_long_to_measure_is_told_from_smaller_ones(
 
 @pytest.mark.parametrize("given", [{"batch": 16}, {"dims": {"batch": 16}}])
 def test_a_batch_whose_run_takes_more_than_there_is_is_told_from_small_ones(
-    model: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+    model: Path, monkeypatch: pytest.MonkeyPatch, ran: list[int], given: dict[str, Any]
 ) -> None:
     """A model that doesn't fit is planned where it doesn't, and its plan is the one that a larger machine makes."""
     pytest.importorskip("onnxruntime")
     options: dict[str, Any] = {"mode": "inference", "device": "cpu", "threads": 1, "chunks": 4, **given}
     measured = memonger.search_plan(model, **options)
-    ran, run = list[int](), calibrate.run
-
-    def seen(lowered: ir.Model, *others: Any) -> Any:
-        ran.append(lowered.graph.inputs[0].shape[0])
-        return run(lowered, *others)
-
-    monkeypatch.setattr(calibrate, "run", seen)
+    ran.clear()
     monkeypatch.setattr(process_memory, "room", lambda: measured.total_bytes)
     told = memonger.search_plan(model, **options)
     assert sorted(set(ran)) == [1, 2, 4]
