@@ -168,9 +168,26 @@ _EXACT = frozenset({
 """Operators that move elements, as shape arithmetic is made of: however many there are, no bit is another."""
 
 
+def _compute_alike(forms: Sequence[Model]) -> bool:
+    """Whether forms of a model have the same operators of those that can round: with whole numbers none does."""
+    if len({frozenset(_computing(form.ir).items()) for form in forms}) == 1:
+        return True
+    typed = [form.clone() for form in forms]
+    for form in typed:
+        with suppress(LoadError):
+            infer_types(form)
+    return len({frozenset(_computing(form.ir).items()) for form in typed}) == 1
+
+
 def _computing(model: ir.Model) -> Counter[str]:
-    """How often each operator occurs that computes numbers."""
-    return Counter(name for node in model.graph if (name := operator_name(node)) not in _EXACT)
+    """How often each operator occurs that computes anything but whole numbers, or numbers whose type isn't known."""
+    found = Counter[str]()
+    for node in model.graph:
+        dtypes = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
+        is_whole = all(dtype is not None and (dtype.is_integer() or dtype == ir.DataType.BOOL) for dtype in dtypes)
+        if not is_whole and operator_name(node) not in _EXACT:
+            found[operator_name(node)] += 1
+    return found
 
 
 def _varied(feeds: Mapping[str, np.ndarray], inputs: Sequence[Input]) -> dict[str, np.ndarray]:
@@ -306,7 +323,7 @@ class _Lowering:
             found = self.optimized(source, unbound, "sizes_open.onnx", known=known)
         except SessionError:
             return None
-        if _computing(found.ir) == _computing(lowered.ir):
+        if _compute_alike((found, lowered)):
             return None
 
         def with_sizes(other: Model) -> Model:

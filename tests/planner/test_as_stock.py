@@ -149,6 +149,28 @@ def test_both_forms_of_a_model_run_once_each_or_twice_where_times_decide(tmp_pat
     assert runs(path, batch=2, budget="1GiB") == 4
 
 
+def test_forms_that_differ_in_whole_numbers_alone_are_not_both_run(tmp_path: Path) -> None:
+    """A causal mask, which is computed beforehand where sizes are fixed, rounds nothing."""
+    node = helper.make_node
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Slice", ["s", "one", "two"], ["n"]), node("Squeeze", ["n"], ["length"]),
+        node("Range", ["nought", "length", "step"], ["columns"]), node("Unsqueeze", ["columns", "one"], ["rows"]),
+        node("LessOrEqual", ["columns", "rows"], ["seen"]), node("Where", ["seen", "x", "least"], ["kept"]),
+        node("Softmax", ["kept"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(
+        nodes, {"x": ["N", "N"]}, {"y": ["N", "N"]}, one=np.array([1]), two=np.array([2]), nought=np.array(0),
+        step=np.array(1), least=np.array(-1e9, np.float32),
+    )  # fmt: skip
+    path, feed = tmp_path / "model.onnx", {"x": X[0, 0]}
+    onnx.save(model, path)
+    plan = memonger.search_plan(path, mode="inference", device="cpu", dims={"N": 8})
+    assert plan.spent is not None
+    assert plan.spent.runs == 1
+    assert "LessOrEqual" not in {each.op_type for each in plan.model.graph}
+    assert same_bits(memonger.Session(plan).run(feed), run_stock(stock(str(path)), feed))
+
+
 def test_a_form_with_the_others_weights_runs_once_before_times_are_taken(tmp_path: Path) -> None:
     """Each of three forms runs, and the last, which is planned, once more for times: `_late_scale` has other bits."""
     onnx.save(_late_scale("N", 4096), tmp_path / "model.onnx")
