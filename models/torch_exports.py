@@ -203,14 +203,22 @@ IMAGES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]]
 """Networks of which one image takes much."""
 
 
-def export(name: str, path: Path) -> None:
-    """Write a network as ONNX with seeded weights; its first dimension is ``batch``."""
+def export(name: str, path: Path, pixels: tuple[int, int] | None = None) -> None:
+    """Write a network as ONNX with seeded weights; its first dimension is ``batch``.
+
+    Args:
+        name: Which.
+        path: Where.
+        pixels: Height and width of its images, where these are to be others.
+    """
     make, example = {**EXPORTS, **IMAGES}[name]
     torch.manual_seed(0)
+    x = example(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
+        x = x if pixels is None else torch.randn(*x.shape[:2], *pixels)
         shapes = ({0: torch.export.Dim("batch")},)
-        torch.onnx.export(make().eval(), (example(2),), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        torch.onnx.export(make().eval(), (x,), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
 
 
 def export_module(module: nn.Module, example: tuple[torch.Tensor, ...], path: Path, **names: Any) -> None:

@@ -377,7 +377,7 @@ class _Lowering:
             return None
         for lowered in self.reloads(model, optimized, name):
             run = self.settings.grown.of_model(lowered.ir)
-            if run is not None:
+            if run is not None and _agree(lowered.ir, run):
                 _give_sizes(lowered.ir, run)
                 if not run_time_sized(lowered.ir):
                     return _Calibrated(lowered, Calibration(run.seconds, run.workspace), run=run)
@@ -627,15 +627,7 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
     """Give values the sizes the run showed, in place; left out where another run could show others."""
     dynamic = run_time_sized(model)
     if dynamic or not all(_is_sized(v, run) for node in model.graph for v in node.outputs if v.name):
-        try:
-            infer_types(Model(model, "the optimized model"))
-        except LoadError:
-            forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
-        for node in model.graph:
-            if operator_name(node) == "com.microsoft.nchwc::ReorderInput":  # its channels are the processor's
-                _, dims = run.tensors.get(str(node.outputs[0].name), ("", ()))
-                node.outputs[0].shape = ir.Shape([None, dims[1], None, None]) if len(dims) == 4 else None
-        give_sizes(model)
+        _infer_sizes(model, run)
         dynamic = run_time_sized(model)
     for value in (v for node in model.graph for v in node.outputs):
         seen = run.tensors.get(str(value.name))
@@ -648,6 +640,26 @@ def _give_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
             value.type, value.shape = value.type or ir.TensorType(ir.DataType(dtype)), ir.Shape(list(dims))
         elif inferred is not None:
             value.shape = None
+
+
+def _infer_sizes(model: ir.Model, run: calibrate.CalibratingRun) -> None:
+    """Give values the sizes that the inputs' tell, in place; of blocks the run shows the channels."""
+    try:
+        infer_types(Model(model, "the optimized model"))
+    except LoadError:
+        forget_symbolic(model)  # onnxruntime's own operators can be beyond ONNX's inference
+    for node in model.graph:
+        if operator_name(node) == "com.microsoft.nchwc::ReorderInput":  # its channels are the processor's
+            _, dims = run.tensors.get(str(node.outputs[0].name), ("", ()))
+            node.outputs[0].shape = ir.Shape([None, dims[1], None, None]) if len(dims) == 4 else None
+    give_sizes(model)
+
+
+def _agree(model: ir.Model, run: calibrate.CalibratingRun) -> bool:
+    """Whether a run that wasn't made has the sizes that are told by the inputs', as far as these are."""
+    _infer_sizes(model, run)
+    told = {str(value.name): static_shape(value) for node in model.graph for value in node.outputs if value.name}
+    return all(told.get(name) in (None, dims) for name, (_, dims) in run.tensors.items())
 
 
 def _is_sized(value: ir.Value, run: calibrate.CalibratingRun) -> bool:

@@ -1,8 +1,9 @@
 """One model at all sizes of a dimension: what is known of it at a few sizes, carried on to others.
 
 What a value takes, and each length of its shape, is a polynomial in the size: of degree 1 in a batch, 2 in the length
-of a sequence. Three sizes give it exactly. Workspace and what inputs decide the size of, which were measured, are taken
-to grow as they did last, and times in proportion.
+of a sequence. Three sizes give it exactly. So do three pairs of an image's height and width, where both grow by steps
+of the same lengths; these are multiples of `STEP`, so that convolutions with strides round all of them alike. Workspace
+and what inputs decide the size of, which were measured, are taken to grow as they did last, and times in proportion.
 """
 
 import dataclasses
@@ -24,6 +25,33 @@ if TYPE_CHECKING:
 
 POINTS = 3
 """Sizes that give a polynomial of degree 2."""
+
+STEP = 64
+"""Of lengths of images, and others that may be rounded: what strides of 2 divide is a multiple of 32, or 64."""
+
+FEW = (1, 2, 4)
+"""Sizes of a batch that tell of larger ones."""
+
+
+def smaller(sizes: Mapping[str, int], most: float, is_batch: bool = False) -> list[dict[str, int]]:
+    """Three sizes, ascending, that tell of larger ones; none where these are small themselves.
+
+    Args:
+        sizes: The larger ones, by name. Of several those grow that are large, all in step.
+        most: The three are as large as they can be if the last has at most such a part of the elements.
+        is_batch: Whether this is a batch.
+    """
+    growing = {name: size for name, size in sizes.items() if size >= (POINTS + 1) * STEP and not is_batch}
+    if not growing:
+        is_known = len(sizes) == 1 and min(sizes.values()) > FEW[-1]
+        return [{name: few} for name in sizes for few in FEW] if is_known else []
+    found = list[list[dict[str, int]]]()
+    for count in range(POINTS, min(growing.values()) // STEP):
+        steps = {name: STEP * ((size - STEP) // (STEP * count)) for name, size in growing.items()}
+        found.append([{n: size - (count - k) * steps[n] for n, size in growing.items()} for k in range(POINTS)])
+    elements = [math.prod(three[-1].values()) for three in found]
+    few = next((own for own in elements if own <= most * math.prod(growing.values())), min(elements))
+    return found[elements.index(few)]
 
 
 @dataclass(frozen=True)
@@ -85,45 +113,59 @@ _Nodes = tuple[tuple[str, str], ...]
 """Name and operator of each node of a lowered model, in its order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GrownRuns:
     """What a run of a lowered model would show at a size at which it doesn't run, by runs at three smaller sizes.
 
     Attributes:
-        growth: These sizes, and the one that is told of.
-        name: What the sizes are of: ``batch``, or a dimension's name.
+        names: What grows: ``batch``, or names of dimensions.
+        sizes: Their sizes at the three, and at last those that are told of.
         nodes: Of the lowered models that ran, which are the same at all three.
         runs: What ran.
         why_not_run: Where they don't tell: why the model doesn't run then; empty where it does.
     """
 
-    growth: Growth
-    name: str
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
     nodes: _Nodes
     runs: tuple["CalibratingRun", ...]
     why_not_run: str = ""
 
     @staticmethod
-    def of(ran: Mapping[int, "tuple[_Nodes, CalibratingRun]"], name: str, size: int) -> "GrownRuns | None":
+    def of(
+        ran: Mapping[tuple[int, ...], "tuple[_Nodes, CalibratingRun]"], names: Sequence[str], size: Sequence[int]
+    ) -> "GrownRuns | None":
         """By the three largest of these sizes; None if they are fewer, or other nodes ran there.
 
         Args:
-            ran: What `ran_nodes` gives, by size.
-            name: What the sizes are of.
+            ran: What `ran_nodes` gives, by size: of each name one.
+            names: What the sizes are of. Where there are several, all of them grow by steps of the same lengths.
             size: The size to tell of.
         """
         sizes = tuple(sorted(ran)[-POINTS:])
         nodes = {ran[each][0] for each in sizes}
         if len(sizes) < POINTS or len(nodes) > 1:
             return None
-        return GrownRuns(Growth(sizes, size), name, nodes.pop(), tuple(ran[each][1] for each in sizes))
+        return GrownRuns(tuple(names), (*sizes, tuple(size)), nodes.pop(), tuple(ran[each][1] for each in sizes))
+
+    @cached_property
+    def _lengths(self) -> Growth:
+        """What lengths grow with: the first of the sizes, as all others are in step with it."""
+        *three, size = (own[0] for own in self.sizes)
+        return Growth(tuple(three), size)
+
+    @cached_property
+    def bytes(self) -> Growth:
+        """What bytes and times grow with: the product of the sizes."""
+        *three, size = map(math.prod, self.sizes)
+        return Growth(tuple(three), size)
 
     @property
     def note(self) -> str:
         """What there is to say of a plan that was made of this."""
-        few, more, last = self.growth.sizes
-        runs = f"its times and workspace follow from runs at {few}, {more} and {last}"
-        return f"{self.name} {self.growth.size} didn't run: {runs}."
+        size = " and ".join(f"{name} {own}" for name, own in zip(self.names, self.sizes[-1], strict=True))
+        few, more, last, _ = (" x ".join(map(str, own)) for own in self.sizes)
+        return f"{size} didn't run: its times and workspace follow from runs at {few}, {more} and {last}."
 
     def of_model(self, model: ir.Model) -> "CalibratingRun | None":
         """What a run of the lowered model would show; None where it has other nodes, or nothing tells its shapes."""
@@ -134,7 +176,7 @@ class GrownRuns:
             seen = [run.tensors.get(name, ("", ())) for run in self.runs]
             if any(each != kind or len(shape) != len(dims) for each, shape in seen):
                 return None
-            lengths = map(self.growth.length, zip(*(shape for _, shape in seen), strict=True))
+            lengths = map(self._lengths.length, zip(*(shape for _, shape in seen), strict=True))
             shape = tuple(length for length in lengths if length is not None)
             if len(shape) < len(dims):
                 return None
@@ -144,7 +186,7 @@ class GrownRuns:
             self.runs[-1],
             orders=frozenset({tuple(name for name, _ in self.nodes)}),
             tensors=tensors,
-            seconds=None if seconds is None else {name: self.growth.ratio * own for name, own in seconds.items()},
+            seconds=None if seconds is None else {name: self.bytes.ratio * own for name, own in seconds.items()},
             workspace=self._bytes([run.workspace for run in self.runs]),
             grown=self._bytes([run.grown for run in self.runs]),
             results=None,
@@ -153,7 +195,7 @@ class GrownRuns:
     def _bytes(self, taken: Sequence[Mapping[str, int]]) -> dict[str, int]:
         """Bytes by node, where above zero."""
         names: Iterable[str] = dict.fromkeys(name for each in taken for name in each)
-        grown = {name: self.growth.measured([each.get(name, 0) for each in taken]) for name in names}
+        grown = {name: self.bytes.measured([each.get(name, 0) for each in taken]) for name in names}
         return {name: size for name, size in grown.items() if size}
 
 

@@ -448,10 +448,10 @@ class _SizeSearch:
         """What smaller sizes tell of a run at this one; None where it is to run."""
         if not self._is_measured or self.options.inputs is not None or self.options.ranges:
             return None
-        found = GrownRuns.of(self.ran, self.vary, size)
+        found = GrownRuns.of({(own,): ran for own, ran in self.ran.items()}, (self.vary,), (size,))
         if found is None:
             return None
-        seconds = math.fsum((found.runs[-1].seconds or {}).values()) * found.growth.ratio
+        seconds = math.fsum((found.runs[-1].seconds or {}).values()) * found.bytes.ratio
         if seconds <= _RUN_SECONDS and self._unplanned_bytes(size) <= max(self.memory, _RUN_BYTES):
             return None
         return dataclasses.replace(found, why_not_run=self._too_large_to_run(size) or "")

@@ -24,7 +24,7 @@ from memonger.ir.operators import operator_name
 from memonger.ir.passes import run_passes
 from memonger.ir.training_roles import Training
 from memonger.ir.values import nbytes, static_shape
-from memonger.lowering.growth import GrownRuns, ran_nodes
+from memonger.lowering.growth import FEW, GrownRuns, ran_nodes, smaller
 from memonger.lowering.lowered import Lowered, in_16_bits, portable
 from memonger.model.kept_state import check_state, state_of, with_state
 from memonger.model.load import Source, load_open, load_twice
@@ -61,14 +61,17 @@ from memonger.schedule.marks import Marks, annotate, place
 from memonger.schedule.solution import Solution, total_bytes
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange
-from memonger.units import MOST_POINTS, format_size, whole
+from memonger.units import MOST_POINTS, GiB, format_size, whole
 from memonger.words import FILE, NAME, option, quoted
 
 if TYPE_CHECKING:
     import networkx
 
-FEW, ROOM = (1, 2, 4), 0.8
-"""What a run shows that would take more than so much of the memory there is, follows from runs of these sizes."""
+ROOM = 0.8
+"""What a run shows that would take more than so much of the memory there is, follows from runs of smaller sizes."""
+
+MOST_OF_RUNS = GiB
+"""Bytes of all values together in the largest of these runs, if smaller sizes take as few."""
 
 COARSER = 3
 """Plans in chunks that are timed, each with at most half of the copies of nodes of the one before."""
@@ -345,17 +348,18 @@ def prepare(
 def _grown_runs(
     source: Source | Model, options: Options, own: Model, unbound: Model | None, device: Device
 ) -> GrownRuns | None:
-    """What runs of small batches showed, where one of this size would take more than there is; None where it runs.
+    """What runs of smaller sizes showed, where one of these would take more than there is; None where it runs.
 
-    So too where another dimension alone is open.
+    That is of a batch, or of all dimensions of an image or a sequence that the model leaves open.
     """
-    sizes = options.sizes if options.batch is None else {"batch": options.batch}
-    is_measured = device.is_host and not device.facts.is_portable
-    if unbound is None or not is_measured or options.inputs is not None or len(sizes) != 1:
+    is_measured, room = device.is_host and not device.facts.is_portable, process_memory.room()
+    if unbound is None or not is_measured or options.inputs is not None or options.ranges or room is None:
         return None
-    (name, size), room = sizes.popitem(), process_memory.room()
+    sizes, is_batch = options.sizes, options.batch is not None and (options.batch > FEW[-1] or not options.sizes)
+    if is_batch and options.batch is not None:
+        sizes = {"batch": options.batch}
     taken = sum(nbytes(value) or 0 for node in own.graph for value in node.outputs)
-    if options.ranges or size <= FEW[-1] or room is None or taken <= ROOM * room:
+    if not sizes or taken <= ROOM * room:
         return None
     from memonger.lowering.as_stock import expected
 
@@ -363,14 +367,16 @@ def _grown_runs(
     alone = expected(own.ir, shapes, options.threads)
     if alone is not None and alone.run_bytes <= ROOM * room:
         return None
-    report_progress, ran = options.progress or _silent, dict[int, Any]()
-    for few in FEW:
-        report_progress(f"run at {name} {few}")
-        given = {"dims": {name: few}} if options.batch is None else {"batch": few}
+    report_progress, ran = options.progress or _silent, dict[tuple[int, ...], Any]()
+    three = smaller(sizes, MOST_OF_RUNS / taken, is_batch)
+    for few in three:
+        report_progress(f"run at {' and '.join(f'{name} {size}' for name, size in few.items())}")
+        given: dict[str, Any] = few if is_batch else {"dims": {**sizes, **few}}
         with suppress(LoadError, PlanError):
             found = ran_nodes(prepare(source, dataclasses.replace(options, progress=None, **given)).lowered)
-            ran |= {} if found is None else {few: found}
-    return GrownRuns.of(ran, name, size)
+            ran |= {} if found is None else {tuple(few.values()): found}
+    names = list(three[0]) if three else []
+    return GrownRuns.of(ran, names, [sizes[name] for name in names])
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:

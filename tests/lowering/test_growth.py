@@ -2,7 +2,7 @@
 
 import pytest
 
-from memonger.lowering.growth import Growth
+from memonger.lowering.growth import Growth, smaller
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,22 @@ def test_lengths_are_polynomials(
 )
 def test_workspace_grows_as_it_did_last(taken: tuple[int, ...], at_64: int) -> None:
     assert Growth((1, 2, 4), 64).measured(taken) == at_64
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "told_by"),
+    [
+        ({"N": 100}, 1.0, [{"N": 1}, {"N": 2}, {"N": 4}]),
+        ({"N": 4}, 1.0, []),
+        ({"height": 1080, "width": 1920}, 1.0, [{"height": 120, "width": 192}, {"height": 440, "width": 768},
+                                                {"height": 760, "width": 1344}]),
+        ({"height": 1080, "width": 1920}, 0.1, [{"height": 248, "width": 256}, {"height": 312, "width": 384},
+                                                {"height": 376, "width": 512}]),
+        ({"batch": 2, "seq": 256}, 0.0, [{"seq": 64}, {"seq": 128}, {"seq": 192}]),
+        ({"batch": 200, "side": 100}, 1.0, []),
+    ],
+)  # fmt: skip
+def test_smaller_sizes_lie_on_a_line_with_those_they_tell_of(
+    sizes: dict[str, int], most: float, told_by: list[dict[str, int]]
+) -> None:
+    assert smaller(sizes, most) == told_by

@@ -21,7 +21,7 @@ from memonger.planner.search_plan import prepare
 from memonger.report.fit import fit_lines
 from memonger.runtime import process_memory
 from memonger.schedule.solution import total_lower_bound
-from tests.support.networks import model_of
+from tests.support.networks import model_of, run_stock, same_bits, stock
 from tests.support.open_models import block, layers
 from tests.support.planning_models import LOSS
 from tests.support.stock import normal
@@ -394,6 +394,52 @@ def test_a_batch_whose_run_takes_more_than_there_is_is_told_from_small_ones(
     assert "batch 16 didn't run: its times and workspace follow from runs at 1, 2 and 4." in told.notes
     x = {"x": np.random.default_rng(0).standard_normal((16, 3, 8, 8), np.float32)}
     np.testing.assert_array_equal(memonger.Session(told).run(x)["y"], memonger.Session(measured).run(x)["y"])
+
+
+def _pyramid(height: int | str, width: int | str, strides: int) -> onnx.ModelProto:
+    """Convolutions that halve an image so often, one of its size, and a product of what is left with itself."""
+    rng, node = np.random.default_rng(3), helper.make_node
+    weights = {f"w{number}": rng.standard_normal((4, 4, 3, 3)).astype(np.float32) for number in range(strides + 1)}
+    conv = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    nodes = [
+        node("Conv", [f"x{number}", f"w{number}"], [f"x{number + 1}"], strides=[2, 2], **conv)
+        for number in range(strides)
+    ]
+    nodes += [
+        node("Conv", ["x0", f"w{strides}"], ["same"], **conv), node("Sigmoid", ["same"], ["y"]),
+        node("Flatten", [f"x{strides}"], ["rows"], axis=2), node("Transpose", ["rows"], ["columns"]),
+        node("MatMul", ["rows", "columns"], ["z"]),
+    ]  # fmt: skip
+    images = {"x0": [1, 4, height, width]}, {"y": [1, 4, height, width], "z": None}
+    return model_of(nodes, *images, **weights)
+
+
+@pytest.mark.parametrize(("strides", "is_told"), [(3, True), (7, False)])
+def test_an_image_whose_run_takes_more_than_there_is_is_told_from_small_ones(
+    strides: int, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[int]
+) -> None:
+    """All sides grow by multiples of 64: what strides of 128 in all give is rounded, and that image runs."""
+    pytest.importorskip("onnxruntime")
+    onnx.save(_pyramid("height", "width", strides), tmp_path / "image.onnx")
+    options: dict[str, Any] = {
+        "mode": "inference", "device": "cpu", "threads": 1, "chunks": "off", "dims": {"height": 300, "width": 461}
+    }  # fmt: skip
+    measured = memonger.search_plan(tmp_path / "image.onnx", **options)
+    monkeypatch.setattr(process_memory, "room", lambda: measured.total_bytes // 4)
+    told = memonger.search_plan(tmp_path / "image.onnx", **options)
+    note = (
+        "height 300 and width 461 didn't run: its times and workspace follow from runs at 108 x 77, 172 x 205 and "
+        "236 x 333."
+    )
+    assert (note in told.notes) is is_told
+    assert (told.workspace, told.offsets, told.total_bytes) == (
+        measured.workspace,
+        measured.offsets,
+        measured.total_bytes,
+    )
+    x = {"x0": np.random.default_rng(0).standard_normal((1, 4, 300, 461), np.float32)}
+    theirs = run_stock(stock(str(tmp_path / "image.onnx"), threads=1), x)
+    assert same_bits(memonger.Session(told).run(x), theirs)
 
 
 def test_ctrl_c_ends_the_search_with_what_was_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
