@@ -135,14 +135,16 @@ class GrownRuns:
     def of(
         ran: Mapping[tuple[int, ...], "tuple[_Nodes, CalibratingRun]"], names: Sequence[str], size: Sequence[int]
     ) -> "GrownRuns | None":
-        """By the three largest of these sizes; None if they are fewer, or other nodes ran there.
+        """By the three largest of these sizes, where three are like the one to tell of modulo `STEP` of those; None if
+        there are fewer, or other nodes ran there.
 
         Args:
             ran: What `ran_nodes` gives, by size: of each name one.
             names: What the sizes are of. Where there are several, all of them grow by steps of the same lengths.
             size: The size to tell of.
         """
-        sizes = tuple(sorted(ran)[-POINTS:])
+        alike = [own for own in sorted(ran) if all((a - b) % STEP == 0 for a, b in zip(own, size, strict=True))]
+        sizes = tuple((alike if len(alike) >= POINTS else sorted(ran))[-POINTS:])
         nodes = {ran[each][0] for each in sizes}
         if len(sizes) < POINTS or len(nodes) > 1:
             return None

@@ -23,7 +23,7 @@ from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.ir.model import Model
 from memonger.ir.values import required_inputs
-from memonger.lowering.growth import GrownRuns, ran_nodes
+from memonger.lowering.growth import POINTS, GrownRuns, ran_nodes
 from memonger.model.load import Source, load_as_is
 from memonger.option_names import Mode, Strategy
 from memonger.options import Keywords, Options, combine, takes_options
@@ -495,7 +495,10 @@ class _SizeSearch:
     # Between sizes
 
     def _interpolate(self, first: int) -> None:
-        """Lower at growing sizes until three in a row have one structure; at one more where the last two have one."""
+        """Lower at growing sizes until three in a row have one structure; at one more where the last two have one.
+
+        Of anything but a batch a fourth has to be as the three tell.
+        """
         size, most = first * 2, max(_SAMPLED, 4 * first)
         while self.between is None and self._too_large_to_measure(size) is None:
             if size > most:
@@ -511,7 +514,7 @@ class _SizeSearch:
     def _learn(self, size: int, request: Request) -> None:
         """Learn from a size at which the model was lowered; the largest sizes decide."""
         self.lowered[size] = request
-        between = Interpolation.of(self.lowered)
+        between = Interpolation.of(self.lowered, POINTS if self.dimension is None else POINTS + 1)
         if between is None:
             return
         if self.between is None or between.structure != self.between.structure:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from memonger.graph.graph import Alias, Graph
-from memonger.lowering.growth import POINTS, Growth
+from memonger.lowering.growth import POINTS, STEP, Growth
 from memonger.schedule import Outcome, Request
 from memonger.schedule.orders import ORDERS
 from memonger.schedule.recompute import Budgets
@@ -64,13 +64,40 @@ class Interpolation:
     structure: Structure
 
     @staticmethod
-    def of(requests: Mapping[int, Request]) -> "Interpolation | None":
-        """That of the three largest of these sizes; None if they are fewer, or their structures differ."""
-        sizes = tuple(sorted(requests)[-POINTS:])
+    def of(requests: Mapping[int, Request], enough: int = POINTS) -> "Interpolation | None":
+        """That of the three largest of these sizes; None if they are fewer, or their structures differ.
+
+        Where they don't tell the one before, lengths are rounded, as those of images are by strides: it is that of the
+        largest three that are alike modulo `STEP`, or None.
+
+        Args:
+            requests: By size.
+            enough: As many sizes there have to be.
+        """
+        sizes = sorted(requests)
+        found = Interpolation._of(requests, sizes[-POINTS:]) if len(sizes) >= enough else None
+        if found is None or len(sizes) == POINTS or found._tells(sizes[-POINTS - 1], requests):
+            return found
+        alike = [[size for size in sizes if size % STEP == own] for own in {size % STEP for size in sizes}]
+        best = max((own for own in alike if len(own) >= POINTS), key=lambda own: own[-1], default=None)
+        return None if best is None else Interpolation._of(requests, best[-POINTS:])
+
+    @staticmethod
+    def _of(requests: Mapping[int, Request], sizes: Sequence[int]) -> "Interpolation | None":
         structures = [structure(requests[size].graph) for size in sizes]
-        if len(sizes) < POINTS or any(each != structures[0] for each in structures[1:]):
+        if any(each != structures[0] for each in structures[1:]):
             return None
-        return Interpolation(sizes, tuple(requests[size] for size in sizes), structures[0])
+        return Interpolation(tuple(sizes), tuple(requests[size] for size in sizes), structures[0])
+
+    def _tells(self, size: int, requests: Mapping[int, Request]) -> bool:
+        """Whether values of another size, where its structure is this one, are as large as these three tell."""
+        graph = requests[size].graph
+        if not self.has(graph):
+            return True
+        written = [value for writes in graph.writes for value in writes]
+        own = [value for writes in self.requests[-1].graph.writes for value in writes]
+        told = self.request(size).graph.sizes
+        return all(graph.sizes[a] == told[b] for a, b in zip(written, own, strict=True))
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this structure, so that schedules of the one are schedules of the other."""

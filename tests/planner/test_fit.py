@@ -219,6 +219,38 @@ def test_interpolated_sizes_are_those_of_the_model(mode: str) -> None:
     assert abs(made.base - real.base) < 1000  # constants, some of them 1 / batch, are merged where they are equal
 
 
+def test_lengths_that_strides_round_are_interpolated_between_sizes_that_are_rounded_alike(tmp_path: Path) -> None:
+    onnx.save(_pyramid("height", 64, 4), tmp_path / "image.onnx")
+
+    def request(height: int) -> Any:
+        options = Options(mode="inference", device="none", dims={"height": height})
+        return prepare(tmp_path / "image.onnx", options).request
+
+    def sizes(request: Any) -> list[int]:
+        return [request.graph.sizes[value] for writes in request.graph.writes for value in writes]
+
+    requests, real = {height: request(height) for height in (64, 128, 192, 250, 251, 252)}, request(512)
+    found = Interpolation.of(requests)
+    assert found.sizes == (64, 128, 192)
+    assert sizes(found.request(512)) == sizes(real)
+    del requests[64]
+    assert Interpolation.of(requests) is None
+    few = Interpolation.of({size: requests[size] for size in (250, 251, 252)})
+    assert sizes(few.request(512)) != sizes(real)
+    assert Interpolation.of({size: requests[size] for size in (250, 251, 252)}, 4) is None
+
+
+def test_the_largest_image_is_found_between_sizes_that_strides_round(tmp_path: Path) -> None:
+    onnx.save(_pyramid("height", 64, 4), tmp_path / "image.onnx")
+    options: dict[str, Any] = {"mode": "inference", "device": "none", "chunks": "off"}
+    found = memonger.fit(tmp_path / "image.onnx", "2MiB", vary="height", **options)
+    assert found.total_bytes <= 2 << 20
+    assert (found.beyond.size, found.beyond.status) == (found.size + 1, "proven")
+    assert len(found.tried) <= 6
+    planned = memonger.search_plan(tmp_path / "image.onnx", dims={"height": found.size}, budget="2MiB", **options)
+    assert planned.total_bytes == found.total_bytes
+
+
 def test_another_dimension_may_grow_with_its_square() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20]>
