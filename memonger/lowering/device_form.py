@@ -37,6 +37,7 @@ from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.lowering.first_plan import first_plan, plan_if_well_over
 from memonger.lowering.growth import GrownRuns
 from memonger.lowering.lowered import Calibration, Lowered
+from memonger.lowering.turned_weights import MUCH, turn_weights
 from memonger.model.branches import has_branches, open_branches
 from memonger.plan_records import Spent
 from memonger.runtime import feeds as feeding
@@ -81,9 +82,6 @@ Weights = Mapping[str, ir.ExternalTensor]
 
 _LARGE = MiB
 """Bytes of a weight that the optimizer isn't asked to write twice."""
-
-_MUCH = 64 * MiB
-"""Bytes of weights from which how they are written takes time."""
 
 ROUNDS = 3  # reloads until the runtime leaves the model as it is; two were enough for every model seen
 
@@ -146,9 +144,14 @@ def device_form(
     try:
         passes = forms(model, device, settings.level)
         written = run_passes(model.clone(), "lower", *passes) if passes else model
-        lowering = _Lowering(device, settings, folder.path, spent)
+        keeps_files = False
         if not device.is_host or LEVELS[settings.level] == LEVELS["disable"]:
             unbound = None
+        else:
+            turned = turn_weights([each for each in (written, unbound) if each is not None], folder.path)
+            if turned is not None:
+                written, unbound, keeps_files = turned[0], turned[1] if unbound is not None else None, True
+        lowering = _Lowering(device, settings, folder.path, spent, keeps_files)
         made = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights
     except SessionError as error:
@@ -211,12 +214,16 @@ class _Calibrated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Lowering:
-    """What a model is lowered with; see `device_form`. Files lie in ``folder``, runs are counted in ``spent``."""
+    """What a model is lowered with; see `device_form`. Files lie in ``folder``, runs are counted in ``spent``.
+
+    With ``keeps_files`` all large weights do from the beginning: what the optimizer leaves as it is stays there.
+    """
 
     device: Device
     settings: LoweringSettings
     folder: Path
     spent: Spent
+    keeps_files: bool = False
 
     def lower_or_open(self, model: Model, unbound: Model | None) -> _Calibrated:
         """`as_stock`; a model that the runtime refuses, but for sizes that are fixed in branches, with these open."""
@@ -293,15 +300,16 @@ class _Lowering:
         self, source: Model, original: Model, name: str, level: str | None = None, known: Weights | None = None
     ) -> Model:
         """What the optimizer makes of a model, by way of a file of that name; modules are as in the original."""
-        optimize = OptimizeWithOnnxruntime(
-            self.device, LEVELS[self.settings.level] if level is None else level, self.folder / name,
-            self.settings.cuda, known,
-        )  # fmt: skip
+        level = LEVELS[self.settings.level] if level is None else level
+        writes_new = partial(OptimizeWithOnnxruntime, self.device, level, self.folder / name, self.settings.cuda)
         carry = partial(carry_modules, source=original.ir)
-        return run_passes(
-            source, "lower", optimize, tell_bodies_apart, forget_below_zero, settle_reorders, copy_where_nothing_drops,
-            name_nodes, carry,
+        passes = (
+            tell_bodies_apart, forget_below_zero, settle_reorders, copy_where_nothing_drops, name_nodes, carry,
         )  # fmt: skip
+        if self.keeps_files:
+            with suppress(SessionError):  # what it makes anew may be more than a model's message holds
+                return run_passes(source, "lower", writes_new(keeps_files=True), *passes)
+        return run_passes(source, "lower", writes_new(known), *passes)
 
     def computing_otherwise(
         self, unbound: Model, model: Model, lowered: Model
@@ -317,10 +325,9 @@ class _Lowering:
             facts(node).random and not (node.op_type == "Dropout" and in_inference_form(node)) for node in model.graph
         ):
             return None
-        known = {str(tensor.name): tensor for tensor in external_tensors(lowered.ir)}
-        source = run_passes(unbound.clone(), "lower", partial(take_transposed, known=known))
+        known = None if self.keeps_files else {str(tensor.name): tensor for tensor in external_tensors(lowered.ir)}
         try:
-            found = self.optimized(source, unbound, "sizes_open.onnx", known=known)
+            found = self.optimized(unbound, unbound, "sizes_open.onnx", known=known)
         except SessionError:
             return None
         if _compute_alike((found, lowered)):
@@ -431,19 +438,23 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
 
     Weights go into a file beside the optimized model: they are memory-mapped from there, never parsed. With ``known``
     those of `_LARGE` bytes and more go nowhere, where the system has such a file: tensors of the same name, type and
-    shape among these are in their place. Of others there is no file then.
+    shape among these are in their place. Of others there is no file then. With ``keeps_files`` those that lie in a file
+    beside it stay there, and others are in the model.
 
     Raises:
-        SessionError: the runtime refuses the model, or what it made of it can't be read.
+        SessionError: the runtime refuses the model, or what it made of it can't be read; or much is to be in the model.
     """
 
-    def __init__(self, device: Device, level: str, path: Path, cuda: Cuda, known: Weights | None = None) -> None:
-        self._device, self._path, self._known = device, path, known
-        entries = {
-            "session.disable_prepacking": "1",
-            "session.optimized_model_external_initializers_file_name": path.name + ".data",
-            "session.optimized_model_external_initializers_min_size_in_bytes": str(1024 if known is None else _LARGE),
-        }
+    def __init__(
+        self, device: Device, level: str, path: Path, cuda: Cuda, known: Weights | None = None,
+        *, keeps_files: bool = False,
+    ) -> None:  # fmt: skip
+        self._device, self._path, self._known, self._keeps_files = device, path, known, keeps_files
+        entries = {"session.disable_prepacking": "1"}
+        if not keeps_files:
+            least = 1024 if known is None else _LARGE
+            entries["session.optimized_model_external_initializers_file_name"] = path.name + ".data"
+            entries["session.optimized_model_external_initializers_min_size_in_bytes"] = str(least)
         self._settings = ort.SessionSettings(level=level, threads=1, optimized=path, entries=entries, cuda=cuda)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -453,9 +464,10 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
             with suppress(OSError):
                 data.symlink_to(os.devnull)
         weights = (value.const_value for value in model.graph.initializers.values())
-        is_much = sum(tensor.nbytes for tensor in weights if tensor is not None) >= _MUCH and not data.is_symlink()
+        is_much = sum(tensor.nbytes for tensor in weights if tensor is not None) >= MUCH
+        is_written = is_much and not data.is_symlink() and not self._keeps_files
         with (
-            in_small_writes(data) if is_much else nullcontext(),
+            in_small_writes(data) if is_written else nullcontext(),
             calibrate.session(model, self._device, self._settings),
         ):
             pass
@@ -467,6 +479,10 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
             made = ir.load(self._path)
         except (ValueError, RuntimeError, ir.serde.SerdeError) as error:
             raise SessionError(f"the model that onnxruntime made of it can't be read: {root_cause(error)}") from error
+        tensors = [value.const_value for value in made.graph.initializers.values()]
+        inside = sum(one.nbytes for one in tensors if one is not None and not isinstance(one, ir.ExternalTensor))
+        if self._keeps_files and inside >= MUCH:
+            raise SessionError(f"onnxruntime wrote {in_full(inside)} of weights into the model.")
         for value in made.graph.initializers.values() if self._known is not None and not data.is_file() else ():
             tensor, found = value.const_value, (self._known or {}).get(str(value.name))
             if isinstance(tensor, ir.ExternalTensor) and found is not None and _kind(tensor) == _kind(found):
@@ -483,33 +499,6 @@ class OptimizeWithOnnxruntime(ir.passes.FunctionalPass):
 
 def _kind(tensor: ir.TensorProtocol) -> tuple[object, ...]:
     return tensor.dtype, tensor_shape(tensor).numpy()
-
-
-def take_transposed(model: Model, known: Weights) -> bool:
-    """A pass: weights that only products read, transposed, are what an optimizer has made of them, where it is known.
-
-    Each would fold them first thing, and take most of its time for that.
-    """
-    found = dict[ir.Node, ir.Value]()
-    for node in model.graph:
-        if operator_name(node) != "Transpose" or node.inputs[0] is None or node.inputs[0].is_graph_input():
-            continue
-        weight, made, readers = node.inputs[0].const_value, node.outputs[0], node.outputs[0].uses()
-        tensor = known.get(str(made.name))
-        if weight is None or tensor is None or not readers or made.is_graph_output():
-            continue
-        dims = weight.shape.numpy()
-        axes = node.attributes.get_ints("perm") or range(len(dims) - 1, -1, -1)
-        is_product = all(operator_name(user) == "MatMul" for user, _ in readers)
-        if is_product and _kind(tensor) == (weight.dtype, tuple(dims[axis] for axis in axes)):
-            kind, shape = ir.TensorType(tensor.dtype), tensor_shape(tensor)
-            found[node] = ir.Value(name=made.name, type=kind, shape=shape, const_value=tensor)
-    for node, folded in found.items():
-        node.outputs[0].replace_all_uses_with(folded)
-    model.graph.remove(found, safe=True)
-    for folded in found.values():
-        model.graph.register_initializer(folded)
-    return bool(found)
 
 
 def forget_below_zero(model: Model) -> bool:
