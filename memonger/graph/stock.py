@@ -6,8 +6,9 @@ it may and nobody else reads it, else that of a dead value of the same shape, wh
 Outputs of the model are new memory always.
 """
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -30,10 +31,32 @@ _TAKES_INPUT = frozenset(
 
 _MOST_PIECES = 1000  # of one node's workspace
 
+_WINDOWS = frozenset({
+    "AveragePool", "Conv", "MaxPool", "com.microsoft::FusedConv", "com.microsoft.nchwc::AveragePool",
+    "com.microsoft.nchwc::Conv", "com.microsoft.nchwc::MaxPool",
+})  # fmt: skip
+_SCALED = frozenset({"Resize", "Upsample", "com.microsoft.nchwc::Upsample"})
+_AS_READ = frozenset({
+    "Add", "BatchNormalization", "Clip", "Div", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish",
+    "InstanceNormalization", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sub", "Tanh", "com.microsoft::Gelu",
+    "com.microsoft::QuickGelu", "com.microsoft.nchwc::ReorderInput", "com.microsoft.nchwc::ReorderOutput",
+})  # fmt: skip
+"""Operators whose output has the dimensions of what they read, but for what is broadcast."""
+
+Dims = Sequence[int | str | None]
+"""A shape in a file: lengths, names of those that are open, None for one without a name."""
+
+
+def dims_in_file(graph: ir.Graph) -> dict[str, Dims]:
+    """The inputs' shapes as a file has them, by name."""
+    shapes = {str(value.name): value.shape for value in graph.inputs if value.shape is not None}
+    return {name: [dim if isinstance(dim, int) else dim.value for dim in shape.dims] for name, shape in shapes.items()}
+
 
 def allocated_bytes(
-    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, arena: bool = True, threads: int = 1
-) -> int:
+    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, arena: bool = True, threads: int = 1,
+    in_file: Mapping[str, Dims] = MappingProxyType({}),
+) -> int:  # fmt: skip
     """Bytes that stock onnxruntime takes beside weights and inputs, its second run included: later ones take no more.
 
     Args:
@@ -43,16 +66,17 @@ def allocated_bytes(
         as_written: Its nodes run in file order; else in the order that onnxruntime would run that file in.
         arena: Whether onnxruntime's arena is on.
         threads: Threads within a node, for workspace that isn't given.
+        in_file: What `dims_in_file` gives of the file that runs, where it leaves sizes open.
     """
     weights = (value.const_value for graph in graphs(model) for value in graph.initializers.values())
     largest = max((weight.nbytes for weight in weights if weight is not None), default=0)  # loading copied it
-    frame = _frame(model.graph, workspace, as_written, threads)
+    frame = _frame(model.graph, workspace, as_written, threads, nameless=_nameless(model.graph, in_file))
     return onnxruntime_bytes(frame, arena=arena, freed=largest)
 
 
 def _frame(
     graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, around: str = "",
-    *, in_loop: bool = False,
+    *, in_loop: bool = False, nameless: Collection[ir.Value] = (),
 ) -> Frame:  # fmt: skip
     """What a run of a graph asks for, the body of a node of that type or the model.
 
@@ -66,7 +90,7 @@ def _frame(
     in_loop = around == "Loop" or (around == "If" and in_loop)
     branched = {value for node in nodes if node.op_type == "If" for value in node.outputs}
     given = set(graph.outputs) & branched if in_loop else set(graph.outputs) if around else set[ir.Value]()
-    planned, single = _Allocations(graph, nodes, given).buffers()
+    planned, single = _Allocations(graph, nodes, given, nameless).buffers()
     if around == "If":
         single = [replace(each, start=0) for each in single]
     bodies, left = dict[int, list[tuple[Frame, int]]](), dict[int, list[tuple[int, int]]]()
@@ -99,6 +123,29 @@ def _frame(
     return Frame(planned, single, bodies, left, first_at)
 
 
+def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
+    """Values whose shapes are known here and not to onnxruntime, so that none takes another's memory.
+
+    What windows and scaling make of a length that a file leaves open has no name (``convPoolShapeInference`` of
+    ONNX, ``nchwc_schema_defs.cc`` of onnxruntime), and two shapes without one are never the same.
+    """
+    dims: dict[ir.Value, Dims] = {v: in_file[str(v.name)] for v in graph.inputs if str(v.name) in in_file}
+    for node in graph:
+        read = [dims[value] for value in node.inputs if value in dims]
+        if not read:
+            continue
+        own, operator, made = max(read, key=len), operator_name(node), node.outputs[0]
+        if operator in _WINDOWS and node.inputs[0] in dims:
+            own = dims[node.inputs[0]]
+            dims[made] = [own[0], 0, *(dim if isinstance(dim, int) else None for dim in own[2:])]
+        elif operator in _SCALED:
+            dims[made] = [dim if isinstance(dim, int) else None for dim in own]
+        elif operator in _AS_READ:
+            are_open = {place - len(each) for each in read for place, dim in enumerate(each) if dim is None}
+            dims[made] = [None if place - len(own) in are_open else dim for place, dim in enumerate(own)]
+    return {value for value, own in dims.items() if None in own}
+
+
 def default_order(nodes: list[ir.Node]) -> list[int]:
     """The order that onnxruntime runs a file's nodes in by default: backwards from the last, depth first."""
     number = {value: index for index, node in enumerate(nodes) for value in node.outputs}
@@ -121,11 +168,13 @@ def default_order(nodes: list[ir.Node]) -> list[int]:
 class _Allocations:
     """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which.
 
-    What is given by another graph has none.
+    What is given by another graph has none. Those that are ``nameless`` share none.
     """
 
-    def __init__(self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value]) -> None:
-        self.nodes, self.given = nodes, given
+    def __init__(
+        self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value], nameless: Collection[ir.Value]
+    ) -> None:
+        self.nodes, self.given, self.nameless = nodes, given, nameless
         self.results = set(graph.outputs)
         made = {value for node in nodes for value in node.outputs}
         # Left, by the value that owns the memory. What comes from outside is never overwritten
@@ -153,13 +202,13 @@ class _Allocations:
             late.update(kernels.transposed(node))
             for value in node.outputs:
                 if not self.uses.get(value) and value in self.start:  # held, but for others to take
-                    self.dead.setdefault(_kind(value), []).append(value)
+                    self.dead.setdefault(self._kind(value), []).append(value)
             for value in read_values(node):
                 owner = self.owner.get(value, value)
                 left = self.uses[owner] = self.uses.get(owner, 0) - 1
                 if left <= 0 and owner in self.start:
                     self.stop[owner] = step + 1
-                    self.dead.setdefault(_kind(owner), []).append(owner)
+                    self.dead.setdefault(self._kind(owner), []).append(owner)
         planned: list[Buffer] = []
         single: list[Buffer] = []
         for number, (value, start) in enumerate(self.start.items()):
@@ -175,15 +224,16 @@ class _Allocations:
                 return self.owner.get(given, given)
         for source, target in aliasing.inplace_pairs(node) if operator_name(node) in _TAKES_INPUT else ():
             given = node.inputs[source]
-            if target == index and given is not None and _kind(given) == _kind(value) is not None:
+            if target == index and given is not None and self._kind(given) == self._kind(value) is not None:
                 owner = self.owner.get(given, given)
                 if self.uses.get(owner) == 1:
                     return owner
-        waiting = self.dead.get(_kind(value)) if value.shape else None
+        kind = self._kind(value) if value.shape else None
+        waiting = None if kind is None else self.dead.get(kind)
         return waiting.pop() if waiting else None
 
-
-def _kind(value: ir.Value) -> Hashable:
-    """What two values must have in common for one to take the other's memory; None for one of unknown shape."""
-    dims = static_shape(value)
-    return None if dims is None or value.dtype is None or not dense(value) else (dims, value.dtype.bitwidth)
+    def _kind(self, value: ir.Value) -> Hashable:
+        """What two values must have in common for one to take the other's memory; None for one of unknown shape."""
+        dims = static_shape(value)
+        is_known = dims is not None and value.dtype is not None and dense(value) and value not in self.nameless
+        return (dims, value.dtype.bitwidth) if is_known and value.dtype is not None else None

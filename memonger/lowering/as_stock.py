@@ -56,6 +56,7 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
     try:
         optimize = OptimizeWithOnnxruntime(CPU, "ORT_ENABLE_ALL", folder.path / "optimized.onnx", Cuda())
         made = run_passes(Model(model, "the model"), "lower", optimize, settle_bodies, name_nodes).ir
+        in_file = stock.dims_in_file(made.graph)
         for graph in graphs(made):
             _complete(graph, made.opset_imports)
         while not give_shapes(made, inputs):
@@ -63,7 +64,8 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
             if not any(completed):
                 return None
         sizes = (
-            stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads) for arena in (True, False)
+            stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads, in_file=in_file)
+            for arena in (True, False)
         )
         return Expected(*sizes)
     except MemongerError:

@@ -335,7 +335,10 @@ def prepare(
     request, measured = _request_of(lowered, roles, device, options, ranges, recorded), lowered.calibration
     stock_bytes = None  # known on the CPU alone, and for what really runs there
     if measured is not None and device.is_host and not ranges:  # values that a run sizes are in the base
-        allocated = stock.allocated_bytes(lowered.model, measured.workspace, as_written=mode == "inference")
+        in_file = stock.dims_in_file((open_in_file or own).graph)
+        allocated = stock.allocated_bytes(
+            lowered.model, measured.workspace, as_written=mode == "inference", in_file=in_file
+        )
         stock_bytes = request.base + allocated
     job = Job(
         own, lowered, request, options.chosen_strategy, mode, device, options, notes, marks.origins(model.ir),

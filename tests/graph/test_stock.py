@@ -50,6 +50,24 @@ def test_workspace_is_counted_at_its_node() -> None:
     assert _taken(_chain("MatMul", "Relu"), "v2", v1=8 * MIB) == 9
 
 
+@pytest.mark.parametrize(("dims", "taken"), [([SIDE, SIDE], 2), (["N", SIDE], 3), ([None, SIDE], 3), (["N", None], 3)])
+def test_what_is_made_of_open_lengths_shares_no_memory(dims: list[int | str | None], taken: int) -> None:
+    """onnxruntime has no name for what a `Resize` makes of one, so that it takes no two values to be of one size."""
+    resize = helper.make_node("Resize", ["x", "", "scales"], ["v1"], name="v1")
+    nodes = [resize, *_chain("MatMul", "Relu", "Sigmoid", "MatMul")[1:]]
+    model = networks.model_of(
+        nodes, {"x": [SIDE, SIDE]}, {"v4": [SIDE, SIDE]}, w=np.zeros((SIDE, SIDE), np.float32),
+        scales=np.ones(2, np.float32),
+    )  # fmt: skip
+    inferred = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
+    assert stock.allocated_bytes(inferred, {}, as_written=True, in_file={"x": dims}) // MIB == taken
+
+
+def test_dimensions_are_told_as_a_file_has_them() -> None:
+    model = ir.serde.deserialize_model(networks.model_of([], {"x": ["N", 3, None]}, {}))
+    assert stock.dims_in_file(model.graph) == {"x": ["N", 3, None]}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_default_order_of_nodes_is_onnxruntimes_own(seed: int, tmp_path: Path) -> None:
     """Random graphs of Add and Neg, in the order that onnxruntime's profiler shows."""
