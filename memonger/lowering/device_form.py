@@ -149,8 +149,8 @@ def device_form(
             unbound = None
         else:
             turned = turn_weights([each for each in (written, unbound) if each is not None], folder.path)
-            if turned is not None:
-                written, unbound, keeps_files = turned[0], turned[1] if unbound is not None else None, True
+            if keeps_files := turned is not None:
+                written, unbound = turned[0], (*turned, None)[1]
         lowering = _Lowering(device, settings, folder.path, spent, keeps_files)
         made = lowering.lower_or_open(written, unbound)
         process_memory.give_back()  # sessions of the whole model took as much as its weights

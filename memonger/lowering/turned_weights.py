@@ -42,7 +42,7 @@ def turn_weights(models: Sequence[Model], folder: Path) -> list[Model] | None:
     read = [weight for model in models for node in model.graph if (weight := _turned(node)) is not None]
     if sum({_place(weight): weight.nbytes for weight in read}.values()) < MUCH:
         return None
-    models, written = [model.clone() for model in models], dict[tuple[object, ...], int]()
+    made, written = [model.clone() for model in models], dict[tuple[object, ...], int]()
     with (folder / _NAME).open("wb") as file:
 
         def moved(tensor: ir.ExternalTensor, name: str | None, is_turned: bool) -> ir.ExternalTensor:
@@ -63,34 +63,35 @@ def turn_weights(models: Sequence[Model], folder: Path) -> list[Model] | None:
                 _NAME, written[key], tensor.nbytes, tensor.dtype, shape=shape, name=name or "", base_dir=folder
             )
 
-        for model in models:
+        for model in made:
             for node in list(model.graph):
-                matrix, made = _turned(node), node.outputs[0]
-                if matrix is None:
+                if (matrix := _turned(node)) is None:
                     continue
-                weight = moved(matrix, made.name, is_turned=True)
+                (turned,) = node.outputs
+                weight = moved(matrix, turned.name, is_turned=True)
                 kind, shape = ir.TensorType(weight.dtype), tensor_shape(weight)
-                value = ir.Value(name=made.name, type=kind, shape=shape, const_value=weight)
-                made.replace_all_uses_with(value)
+                value = ir.Value(name=turned.name, type=kind, shape=shape, const_value=weight)
+                turned.replace_all_uses_with(value)
                 model.graph.remove(node, safe=True)
                 model.graph.register_initializer(value)
             for value in model.graph.initializers.values():
                 tensor = value.const_value
-                is_there = isinstance(tensor, ir.ExternalTensor) and str(tensor.location) == _NAME
-                if isinstance(tensor, ir.ExternalTensor) and value.uses() and is_large(tensor) and not is_there:
+                if not isinstance(tensor, ir.ExternalTensor) or Path(tensor.base_dir) == folder:
+                    continue
+                if value.uses() and is_large(tensor):
                     value.const_value = moved(tensor, value.name, is_turned=False)
-    return list(models)
+    return made
 
 
 def _turned(node: ir.Node) -> ir.ExternalTensor | None:
     """The matrix in a file that a node transposes, where only products read it so."""
     source = node.inputs[0] if operator_name(node) == "Transpose" else None
-    weight, made = None if source is None else source.const_value, node.outputs[0]
-    if source is None or source.is_graph_input() or made.is_graph_output() or not isinstance(weight, ir.ExternalTensor):
+    weight = None if source is None or source.is_graph_input() else source.const_value
+    if not isinstance(weight, ir.ExternalTensor) or node.outputs[0].is_graph_output():
         return None
     is_matrix = len(weight.shape) == 2 and tuple(node.attributes.get_ints("perm") or (1, 0)) == (1, 0)
     is_plain = weight.dtype != ir.DataType.STRING and weight.dtype.bitwidth >= 8 and is_large(weight)
-    readers = made.uses()
+    readers = node.outputs[0].uses()
     are_products = bool(readers) and all(operator_name(user) == "MatMul" for user, _ in readers)
     return weight if is_matrix and is_plain and are_products else None
 
