@@ -108,10 +108,10 @@ NETWORKS: dict[str, Network] = {
 """Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""
 
 _SQUARES = (
-    ("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("unet", 1024),
-    ("mobilenet_v2", 1024), ("resnet50", 1024), ("densenet121", 1024),
+    ("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("mobilenet_v2", 1024),
+    ("resnet50", 1024), ("densenet121", 1024), ("unet", 1024),
 )  # fmt: skip
-_PIXELS = {"denoiser": (1080, 1920), "segmenter": (1024, 1024), "detector": (1280, 1280)}
+_PIXELS = {"segmenter": (1024, 1024), "detector": (1280, 1280), "denoiser": (1080, 1920)}
 
 
 def _square(name: str, pixels: int, path: Path) -> None:
@@ -120,11 +120,11 @@ def _square(name: str, pixels: int, path: Path) -> None:
 
 IMAGES: dict[str, Network] = {
     **{n: Network("image", partial(torch_exports.export, n), batches=(1,)) for n in torch_exports.IMAGES},
+    **{f"{n} {pixels}": Network("image", partial(_square, n, pixels), batches=(1,)) for n, pixels in _SQUARES},
     **{
         f"{n} {size[0]}": Network("image", partial(torch_exports.export, n, pixels=size), batches=(1,))
         for n, size in _PIXELS.items()
     },
-    **{f"{n} {pixels}": Network("image", partial(_square, n, pixels), batches=(1,)) for n, pixels in _SQUARES},
 }
 """Networks of which one image takes much, some also at a larger height; networks of ``models/`` for squares."""
 
