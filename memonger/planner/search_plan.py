@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import onnx_ir as ir
+
 from memonger.devices import Device
 from memonger.errors import BudgetError, LoadError, MemongerError, PlanError
 from memonger.graph import schedule, stock
@@ -27,7 +29,7 @@ from memonger.ir.values import nbytes, static_shape
 from memonger.lowering.growth import FEW, GrownRuns, ran_nodes, smaller
 from memonger.lowering.lowered import Lowered, in_16_bits, portable
 from memonger.model.kept_state import check_state, state_of, with_state
-from memonger.model.load import Source, load_open, load_twice
+from memonger.model.load import Source, load_as_is, load_open, load_twice
 from memonger.option_names import Strategy
 from memonger.options import (
     ForGraph,
@@ -353,16 +355,15 @@ def _grown_runs(
 ) -> GrownRuns | None:
     """What runs of smaller sizes showed, where one of these would take more than there is; None where it runs.
 
-    That is of a batch, or of all dimensions of an image or a sequence that the model leaves open.
+    That is of a batch, of all dimensions of an image or a sequence that the model leaves open, or of images whose sides
+    it fixes.
+
+    Raises:
+        PlanError: it would take more than there is, and smaller sizes don't tell.
     """
     is_measured, room = device.is_host and not device.facts.is_portable, process_memory.room()
-    if unbound is None or not is_measured or options.inputs is not None or options.ranges or room is None:
-        return None
-    sizes, is_batch = options.sizes, options.batch is not None and (options.batch > FEW[-1] or not options.sizes)
-    if is_batch and options.batch is not None:
-        sizes = {"batch": options.batch}
     taken = sum(nbytes(value) or 0 for node in own.graph for value in node.outputs)
-    if not sizes or taken <= ROOM * room:
+    if not is_measured or options.ranges or room is None or taken <= ROOM * room:
         return None
     from memonger.lowering.as_stock import expected
 
@@ -370,16 +371,43 @@ def _grown_runs(
     alone = expected(own.ir, shapes, options.threads)
     if alone is not None and alone.run_bytes <= ROOM * room:
         return None
+    sizes, is_batch = options.sizes, options.batch is not None and (options.batch > FEW[-1] or not options.sizes)
+    if is_batch and options.batch is not None:
+        sizes = {"batch": options.batch}
+    if unbound is None:
+        sizes = {f"{name}[{axis}]": shape[axis] for name, shape in shapes.items() if len(shape) == 4 for axis in (2, 3)}
     report_progress, ran = options.progress or _silent, dict[tuple[int, ...], Any]()
-    three = smaller(sizes, MOST_OF_RUNS / taken, is_batch)
+    three = smaller(sizes, MOST_OF_RUNS / taken, is_batch) if sizes and options.inputs is None else []
     for few in three:
         report_progress(f"run at {' and '.join(f'{name} {size}' for name, size in few.items())}")
-        given: dict[str, Any] = few if is_batch else {"dims": {**sizes, **few}}
+        given: dict[str, Any] = few if is_batch else {"dims": {**sizes, **few}} if unbound is not None else {}
         with suppress(LoadError, PlanError):
-            found = ran_nodes(prepare(source, dataclasses.replace(options, progress=None, **given)).lowered)
+            own_source = source if unbound is not None else _with_sides(source, few)
+            found = ran_nodes(prepare(own_source, dataclasses.replace(options, progress=None, **given)).lowered)
             ran |= {} if found is None else {tuple(few.values()): found}
     names = list(three[0]) if three else []
-    return GrownRuns.of(ran, names, [sizes[name] for name in names])
+    grown = GrownRuns.of(ran, names, [sizes[name] for name in names])
+    if alone is None or alone.without_arena <= room:
+        return grown
+    why_not = (
+        f"measuring it takes a run, of about {format_size(alone.without_arena)}, and this machine has "
+        f"{format_size(room)} available. Plan smaller sizes, or without a run ({option('device', 'none')})."
+    )
+    if grown is None:
+        raise PlanError(f"{own.name}: {why_not}")
+    return dataclasses.replace(grown, why_not_run=why_not)
+
+
+def _with_sides(source: Source | Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A model with other sizes of its inputs' dimensions, as ``x[2]``, and none that it declares of what follows."""
+    model = source.clone().ir if isinstance(source, Model) else load_as_is(source).ir
+    for value in model.graph.inputs:
+        if value.shape is not None:
+            own = [sizes.get(f"{value.name}[{axis}]", dim) for axis, dim in enumerate(value.shape)]
+            value.shape = ir.Shape(own)
+    for value in (value for node in model.graph for value in node.outputs):
+        value.shape = None
+    return model
 
 
 def infer_mode(model: Model, options: Options) -> tuple[Options, tuple[str, ...]]:
