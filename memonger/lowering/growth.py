@@ -135,8 +135,8 @@ class GrownRuns:
     def of(
         ran: Mapping[tuple[int, ...], "tuple[_Nodes, CalibratingRun]"], names: Sequence[str], size: Sequence[int]
     ) -> "GrownRuns | None":
-        """By the three largest of these sizes: of those that differ from the one to tell of by multiples of `STEP`, where
-        there are three, else of all. None if they are fewer, or other nodes ran there.
+        """By the three largest of these sizes: of those that differ from the one to tell of by multiples of `STEP`,
+        where there are three, else of all. None if they are fewer, or other nodes ran there.
 
         Args:
             ran: What `ran_nodes` gives, by size: of each name one.

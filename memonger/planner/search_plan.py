@@ -56,6 +56,7 @@ from memonger.planner import cache, networkx_graph
 from memonger.planner.attempts import as_asked, least, may_wait, why_all_are_kept, with_window, within
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.runtime import process_memory
+from memonger.runtime.arena import host_memory
 from memonger.runtime.feeds import with_tables
 from memonger.runtime.program import inputs_of
 from memonger.schedule import Request
@@ -362,8 +363,10 @@ def _grown_runs(
         PlanError: it would take more than there is, and smaller sizes don't tell.
     """
     is_measured, room = device.is_host and not device.facts.is_portable, process_memory.room()
-    taken = sum(nbytes(value) or 0 for node in own.graph for value in node.outputs)
-    if not is_measured or options.ranges or room is None or taken <= ROOM * room:
+    taken = [nbytes(value) or 0 for node in own.graph for value in node.outputs]
+    if not is_measured or options.ranges or room is None or sum(taken) <= ROOM * room:
+        return None
+    if max(taken) > (host_memory() or math.inf):  # `device_form` refuses it before onnxruntime makes anything of it
         return None
     from memonger.lowering.as_stock import expected
 
@@ -377,7 +380,7 @@ def _grown_runs(
     if unbound is None:
         sizes = {f"{name}[{axis}]": shape[axis] for name, shape in shapes.items() if len(shape) == 4 for axis in (2, 3)}
     report_progress, ran = options.progress or _silent, dict[tuple[int, ...], Any]()
-    three = smaller(sizes, MOST_OF_RUNS / taken, is_batch) if sizes and options.inputs is None else []
+    three = smaller(sizes, MOST_OF_RUNS / sum(taken), is_batch) if sizes and options.inputs is None else []
     for few in three:
         report_progress(f"run at {' and '.join(f'{name} {size}' for name, size in few.items())}")
         given: dict[str, Any] = few if is_batch else {"dims": {**sizes, **few}} if unbound is not None else {}
