@@ -234,6 +234,7 @@ class _Allocations:
 
     def _kind(self, value: ir.Value) -> Hashable:
         """What two values must have in common for one to take the other's memory; None for one of unknown shape."""
-        dims = static_shape(value)
-        is_known = dims is not None and value.dtype is not None and dense(value) and value not in self.nameless
-        return (dims, value.dtype.bitwidth) if is_known and value.dtype is not None else None
+        dims, dtype = static_shape(value), value.dtype
+        if dims is None or dtype is None or not dense(value) or value in self.nameless:
+            return None
+        return dims, dtype.bitwidth

@@ -171,15 +171,15 @@ _EXACT = frozenset({
 """Operators that move elements, as shape arithmetic is made of: however many there are, no bit is another."""
 
 
-def _compute_alike(forms: Sequence[Model]) -> bool:
+def _compute_alike(one: Model, other: Model) -> bool:
     """Whether forms of a model have the same operators of those that can round: with whole numbers none does."""
-    if len({frozenset(_computing(form.ir).items()) for form in forms}) == 1:
+    if _computing(one.ir) == _computing(other.ir):
         return True
-    typed = [form.clone() for form in forms]
-    for form in typed:
+    one, other = one.clone(), other.clone()
+    for form in (one, other):
         with suppress(LoadError):
             infer_types(form)
-    return len({frozenset(_computing(form.ir).items()) for form in typed}) == 1
+    return _computing(one.ir) == _computing(other.ir)
 
 
 def _computing(model: ir.Model) -> Counter[str]:
@@ -330,7 +330,7 @@ class _Lowering:
             found = self.optimized(unbound, unbound, "sizes_open.onnx", known=known)
         except SessionError:
             return None
-        if _compute_alike((found, lowered)):
+        if _compute_alike(found, lowered):
             return None
 
         def with_sizes(other: Model) -> Model:

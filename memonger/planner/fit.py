@@ -299,7 +299,7 @@ class _SizeSearch:
         self.stock: tuple[int, int] | None = None  # a lowered size and what stock onnxruntime takes at it: inference
         self.orders: list[str] = []
         self.lowered: dict[int, Request] = {}
-        self.ran: dict[int, Any] = {}  # what calibrating runs showed, by size
+        self.ran: dict[tuple[int, ...], Any] = {}  # what calibrating runs showed, by size
         self.in_files: dict[int, tuple[int, bool]] = {}  # bytes that no window needs; whether values may be in a file
         self.between: Interpolation | None = None
         self.schedules: Schedules | None = None  # of the structure that is interpolated
@@ -389,7 +389,7 @@ class _SizeSearch:
         grown = self._grown(size)
         job = prepare(source, options, times=True, grown=grown)
         if (ran := ran_nodes(job.lowered)) is not None and (grown is None or job.lowered.spent.runs):
-            self.ran[size] = ran
+            self.ran[size,] = ran
         if job.stock_bytes is not None and job.mode == "inference":
             self.stock = (size, job.stock_bytes)
         return dataclasses.replace(job, request=self._reporting(job.request, size))
@@ -448,7 +448,7 @@ class _SizeSearch:
         """What smaller sizes tell of a run at this one; None where it is to run."""
         if not self._is_measured or self.options.inputs is not None or self.options.ranges:
             return None
-        found = GrownRuns.of({(own,): ran for own, ran in self.ran.items()}, (self.vary,), (size,))
+        found = GrownRuns.of(self.ran, (self.vary,), (size,))
         if found is None:
             return None
         seconds = math.fsum((found.runs[-1].seconds or {}).values()) * found.bytes.ratio
