@@ -213,12 +213,12 @@ def export(name: str, path: Path, pixels: tuple[int, int] | None = None) -> None
     """
     make, example = {**EXPORTS, **IMAGES}[name]
     torch.manual_seed(0)
-    x = example(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
+        module, x = make().eval(), example(2)  # in this order, as weights follow from the seed
         x = x if pixels is None else torch.randn(*x.shape[:2], *pixels)
         shapes = ({0: torch.export.Dim("batch")},)
-        torch.onnx.export(make().eval(), (x,), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
+        torch.onnx.export(module, (x,), str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
 
 
 def export_module(module: nn.Module, example: tuple[torch.Tensor, ...], path: Path, **names: Any) -> None:
