@@ -7,6 +7,7 @@ another that runs the model as it was: the same outputs bit for bit, no longer t
 next candidate.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from memonger.planner.job import solve
 from memonger.runtime import feeds as feeding
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.pairs import Pairs
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
 from memonger.shapes.inference import tell_sizes
@@ -62,11 +64,9 @@ WORTH = 0.9
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
 
-TURNS, TURN_SECONDS = 4, 0.3
-"""Turns of each process, and about how long one takes."""
-
-ROUNDS = 3
-"""So often they take turns where the fastest runs are too slow: of another program on the machine that may be."""
+TURNS, TURN_SECONDS, ALL_SECONDS = (3, 12), 0.3, 24.0
+"""Turns of each process, at least and at most, where it isn't clear before on which side of the limit the ratio
+is; about how long one takes, if a run isn't longer; and all of them, beyond the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,13 +467,12 @@ class _Contest:
             return f"a run takes {needs / max(1, needed):.0%} of the memory", None
         before.round(1)
         runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
-        before.turns.clear()
-        for _ in range(ROUNDS):
-            take_turns([after, before], TURNS, runs)
-            ratio = min(after.seconds) / min(before.seconds)
-            if ratio <= 1 + self.max_overhead + NOISE:
-                return "", None
-        return f"a run takes {ratio:.2f} of the time", ratio
+        turns = int(ALL_SECONDS / (2 * runs * before.seconds[-1]))
+        pairs = Pairs(1 + self.max_overhead + NOISE)
+        while len(pairs.ratios) < min(max(turns, TURNS[0]), TURNS[1]) and not pairs.is_clear:
+            take_turns([after, before], 1, runs)
+            pairs.add(statistics.median(after.turns[-1]), statistics.median(before.turns[-1]))
+        return ("", None) if pairs.ratio <= pairs.limit else (f"a run takes {pairs.ratio:.2f} of the time", pairs.ratio)
 
 
 def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:

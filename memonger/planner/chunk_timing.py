@@ -2,11 +2,10 @@
 
 Chunks are chosen by constants of one kind of processor (`memonger.tiling.chunk_times`), so that the same input gives
 the same plan whatever else the machine does. On another processor the constants may be wrong. So the plan that was
-chosen is compared once with the plan without chunks, and only a clear difference counts: of runs in which the process
-had the processor to itself the fastest in chunks takes longer than was allowed, and `NOISE` on top. Whether it had is
-what Linux says of each thread: for how long it could have run and had to wait (``/proc/self/task/*/schedstat``). On a
-quiet machine that is 0.1 % of a run's time, beside one busy process more than all of it. Where others are running,
-nothing is measured, and the plan is that of the constants.
+chosen is compared once with the plan without chunks, by pairs of runs (`memonger.runtime.pairs`): it goes only where it
+takes longer than was allowed, and `NOISE` on top. Where threads wait for a processor most of the time, as others are
+running, nothing is measured, and the plan is that of the constants. For how long threads could have run and had to wait
+is what Linux says of each (``/proc/self/task/*/schedstat``).
 """
 
 import dataclasses
@@ -19,31 +18,33 @@ from pathlib import Path
 from memonger.errors import MemongerError
 from memonger.plan import Plan
 from memonger.runtime import feeds as feeding
+from memonger.runtime.pairs import Pairs
 from memonger.runtime.program import inputs_of
 from memonger.runtime.session import Session
 from memonger.runtime.trainer import Trainer
 from memonger.units import MiB
 
 NOISE = 0.03
-"""How much longer runs with chunks may seem to take than they are allowed to: what pairs of equal runs differ by."""
+"""How much longer runs with chunks may seem to take than they are allowed to: what equal plans differ by."""
 
-QUIET = 0.02
-"""Seconds of waiting for a processor in one second of a run above which the run doesn't count."""
+BUSY = 0.5
+"""Seconds of waiting for a processor in one second of runs above which nothing is measured, as others are running."""
 
-RUNS = 3, 9
-"""Runs of each kind that are timed at least, and at most, if the fastest with chunks seem to take too long; fewer where
-they are long. What else the machine does makes runs slower, in chunks that lie in the cache more than whole, and never
-faster: so the fastest of each are compared."""
+MOST_PAIRS = 60
+"""Pairs of runs at most, where it isn't clear before."""
 
-TOGETHER = 4.0
+TOGETHER = 6.0
 """Seconds that all runs of two plans may take, about; one of each kind is timed however long it takes."""
 
 PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well;
-and the longest would take too much time."""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well,
+and those without chunks are run once for all plans; and the longest would take too much time."""
+
+LONG_PAIRS = 2
+"""Pairs of long runs at most. A phase of the machine is shorter than they are: that both are slow by chance is rare."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -64,19 +65,18 @@ class ChunkTimer:
     Args:
         whole: The plan without chunks, for this machine.
         seconds: What a run of it takes, about.
-        limit: What of the ratio decides something: more runs are timed where it seems to be above.
+        limit: What of the ratio decides something: pairs are run until it is clear on which side of it the ratio lies.
         inputs: What runs are fed; random numbers if None.
     """
 
     def __init__(self, whole: Plan, seconds: float, limit: float, inputs: feeding.Feeds | None) -> None:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
-        self._without_seconds = list[float]()
-        most = min(max(int(TOGETHER / (2 * seconds)) - 1, 1), RUNS[1])  # one of each isn't counted
-        self._fewest, self._most = min(RUNS[0], most), most
+        self._without_runs = list[tuple[float, float]]()
+        self._most = min(max(int(TOGETHER / (2 * seconds)), 1), MOST_PAIRS)
 
     def ratio(self, chunked: Plan) -> float | None:
-        """The time of a run in chunks over that of one without them, the fastest of each.
+        """The time of a run in chunks over that of one without them, the median of pairs.
 
         Returns: None where it isn't measured: it can't be (`can_be_timed`), or others are running on the machine.
         """
@@ -86,39 +86,44 @@ class ChunkTimer:
             is_long = self._seconds >= LONG
             if self._without is None:
                 self._without = _runner(self._whole, self._inputs)
-                if not is_long and min(_timed(self._without)[1], self._count_without()) > QUIET:
+                if not is_long and _waited_too_long(_timed(self._without), _timed(self._without)):
                     return None  # nothing is gained by loading the other one
             with_chunks = _runner(chunked, self._inputs)
-            if not is_long:
-                with_chunks()
-            return self._compared(with_chunks)
+            if is_long:
+                return self._of_few(with_chunks, self._without)
+            with_chunks()
+            return self._median(with_chunks, self._without)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
-    def _compared(self, with_chunks: Callable[[], object]) -> float | None:
-        """The ratio of the fastest runs; None where too many of them didn't have the processor to themselves.
+    def _of_few(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
+        """The lower of two pairs of long runs, of which the second is run only if the first is above the limit."""
+        ratio = math.inf
+        for number in range(LONG_PAIRS):
+            run = _timed(with_chunks)
+            if number == len(self._without_runs):
+                self._without_runs.append(_timed(without))
+            if _waited_too_long(run, self._without_runs[number]):
+                return None
+            ratio = min(ratio, run[0] / self._without_runs[number][0])
+            if ratio <= self._limit:
+                break
+        return ratio
 
-        Runs without chunks are the same for all plans, and are timed as often as those of the first.
-        """
-        best, counted, disturbed, others = math.inf, 0, 0, self._without_seconds
-        while disturbed <= self._fewest:
-            if counted > len(others):
-                waited = self._count_without()
-            else:
-                seconds, waited = _timed(with_chunks)
-                best, counted = (min(best, seconds), counted + 1) if waited <= QUIET else (best, counted)
-            disturbed += waited > QUIET
-            is_enough = min(counted, len(others)) >= self._fewest and best <= self._limit * min(others)
-            if is_enough or (counted >= self._most and others):
-                return best / min(others)
-        return None
+    def _median(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
+        """Of pairs of runs; None where others are running on the machine."""
+        pairs = Pairs(self._limit)
+        while len(pairs.ratios) < self._most and not pairs.is_clear:
+            first, second = (with_chunks, without)[:: -1 if len(pairs.ratios) % 2 else 1]
+            runs = {run: _timed(run) for run in (first, second)}
+            if _waited_too_long(*runs.values()):
+                return None
+            pairs.add(runs[with_chunks][0], runs[without][0])
+        return pairs.ratio
 
-    def _count_without(self) -> float:
-        """Time a run without chunks, which counts if it had the processor to itself; returns what part it waited."""
-        assert self._without is not None
-        seconds, waited = _timed(self._without)
-        self._without_seconds += [seconds] if waited <= QUIET else []
-        return waited
+
+def _waited_too_long(*runs: tuple[float, float]) -> bool:
+    return sum(waited for _, waited in runs) > BUSY * sum(seconds for seconds, _ in runs)
 
 
 def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
@@ -135,12 +140,12 @@ def _runner(plan: Plan, inputs: feeding.Feeds | None) -> Callable[[], object]:
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of a run, and what part of them its threads waited for a processor."""
+    """Seconds of a run, and for how many its threads waited for a processor."""
     time.sleep(PAUSE)
     before, begin = _waited() or 0.0, time.perf_counter()
     run()
     seconds = time.perf_counter() - begin
-    return seconds, max(0.0, (_waited() or 0.0) - before) / seconds
+    return seconds, max(0.0, (_waited() or 0.0) - before)
 
 
 def _waited() -> float | None:

@@ -161,7 +161,7 @@ def test_an_open_dimension_stays_open(end: int) -> None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long runs take decides nothing: the machine may be busy."""
     monkeypatch.setattr(search, "NOISE", 100.0)
-    monkeypatch.setattr(search, "TURNS", 1)
+    monkeypatch.setattr(search, "TURNS", (1, 1))
     monkeypatch.setattr(search, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(search, "TRIED", 3)
 

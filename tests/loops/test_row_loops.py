@@ -296,7 +296,7 @@ def test_an_old_operator_set_is_refused() -> None:
 def test_a_single_image_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long its runs take decides nothing: the machine may be busy."""
     monkeypatch.setattr(search, "NOISE", 100.0)
-    monkeypatch.setattr(search, "TURNS", 1)
+    monkeypatch.setattr(search, "TURNS", (1, 1))
     monkeypatch.setattr(search, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(search, "TRIED", 3)
     model = _model(RESIDUAL, 256, 32, 128)

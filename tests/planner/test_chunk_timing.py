@@ -80,13 +80,9 @@ def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
     assert memonger.search_plan(model, device="cpu", mode="inference", budget=budget).total_bytes <= budget
 
 
-Timed = tuple[float, float]
-"""Seconds of a run, and what part of them its threads waited."""
-
-
 def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing, where the machine is taken for quiet: a ratio of inference, and of training steps."""
-    monkeypatch.setattr(chunk_timing, "QUIET", 1e9)
+    monkeypatch.setattr(chunk_timing, "BUSY", 1e9)
     monkeypatch.setattr(chunk_timing, "PAUSE", 0.0)
     keywords = (
         {"device": "cpu", "mode": "inference"},
@@ -98,48 +94,54 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ratio is not None
         assert 0.01 < ratio < 100
     assert chunk_timing.ChunkTimer(plan, 1e-3, 2.0, None).ratio(plan) is None
-    monkeypatch.setattr(chunk_timing, "QUIET", -1.0)
+    monkeypatch.setattr(chunk_timing, "BUSY", -1.0)
     assert chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan) is None
     assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
 
 
-COLD = ["whole 9", "whole 1.1", "9"]
-"""The first run of each isn't counted; the second without chunks says whether the machine is quiet, too."""
+COLD = ["whole 9", "whole 1", "9"]
+"""The first run of each doesn't count; the first two without chunks say whether others are running."""
+
+
+def _pairs(*ratios: float) -> list[str]:
+    """Pairs of runs, of which those without chunks take a second; the machine is half as fast in every third."""
+    runs = list[str]()
+    for number, ratio in enumerate(ratios):
+        slow = 1 + (number % 3 == 2)
+        pair = [f"{slow * ratio}", f"whole {slow}"]
+        runs += pair if number % 2 == 0 else pair[::-1]
+    return runs
+
 
 TIMES = {
     # seconds of a run about; plans in turn, of each the runs (seconds, in chunks or not, busy or not), what is measured
-    "short: three of each hold": (0.1, [[*COLD, "1.1", "1.2", "whole 1", "1.02", "whole 1.1"]], [1.02]),
-    "short: the fastest of each": (
-        0.1, [[*COLD, "1.3", "1.3", "whole 1.1", "1.3", "whole 1.1", "1.02"]], [1.02 / 1.1]
-    ),
-    "short: nine of each don't": (0.1, [[*COLD, "1.3", *["1.3", "whole 1.2"] * 7, "1.3"]], [1.3 / 1.1]),
-    "short: a busy run doesn't count": (0.1, [[*COLD, "busy 0.5", "1.1", "1.1", "whole 1", "1", "whole 1"]], [1.0]),
-    "short: the machine is busy": (0.1, [[*COLD, *["busy 0.5"] * 4]], [None]),
-    "short: it is busy from the first": (0.1, [["busy whole 9", "busy whole 9"]], [None]),
-    "a second of each": (1.0, [[*COLD, "1.3"], ["9", "1.2"]], [1.3 / 1.1, 1.2 / 1.1]),
+    "short: seven pairs are clear": (0.1, [[*COLD, *_pairs(*[1.02] * 7)]], [1.02]),
+    "short: or too slow": (0.1, [[*COLD, *_pairs(*[1.3] * 7)]], [1.3]),
+    "short: one of eleven counts little": (0.1, [[*COLD, *_pairs(1.3, *[1.02] * 10)]], [1.02]),
+    "short: the median of all that there is time for": (0.5, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.0, 1.2, 1.0)]], [1.05]),
+    "short: others are running": (0.1, [[*COLD, *_pairs(1.0), "busy whole 1", "1"]], [None]),
+    "short: from the first": (0.1, [["busy whole 9", "whole 9"]], [None]),
+    "a second of each": (1.0, [[*COLD, *_pairs(1.3, 1.1, 1.2)], ["9", *_pairs(1.2, 1.2, 1.2)]], [1.2, 1.2]),
     "long: one of each": (5.0, [["4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "long: coarser ones are run once": (5.0, [["4.4", "whole 4.0"], ["4.3"], ["4.2"]], [1.1, 4.3 / 4.0, 4.2 / 4.0]),
-    "long: a busy run doesn't count": (5.0, [["busy 9", "4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "long: nor one without chunks": (5.0, [["4.1", "busy whole 9", "whole 4.0"]], [4.1 / 4.0]),
-    "long: the machine is busy": (5.0, [["busy 9", "busy 9"]], [None]),
-    "long: too few runs count": (5.0, [["4.1", "busy whole 9", "busy whole 9"]], [None]),
+    "long: another where it is too slow": (5.0, [["4.4", "whole 4.0", "4.1", "whole 4.0"]], [4.1 / 4.0]),
+    "long: coarser ones are compared with the same": (
+        5.0, [["4.4", "whole 4.0", "4.6", "whole 4.0"], ["4.4", "4.3"], ["4.1"]], [1.1, 4.3 / 4.0, 4.1 / 4.0]
+    ),
+    "long: others are running": (5.0, [["busy 9", "whole 4.0"]], [None]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "plans", "expected"), TIMES.values(), ids=TIMES)
-def test_the_fastest_runs_are_compared_until_they_hold_the_limit(
+def test_pairs_are_compared_until_it_is_clear_on_which_side_of_the_limit_they_are(
     seconds: float, plans: list[list[str]], expected: list[float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others make runs slower, never faster: slow ones decide nothing where a fast one is among them.
-
-    Of long runs one of each is timed, and one of each coarser plan.
-    """
+    """A machine has slow phases, and each pair is of one. Of long runs one pair is timed, or two."""
     left = list[str]()
 
-    def timed(name: str) -> Timed:
+    def timed(name: str) -> tuple[float, float]:
         run = left.pop(0).split()
         assert ("whole" in run) == (name == "whole")
-        return float(run[-1]), float("busy" in run)
+        return float(run[-1]), float(run[-1]) * ("busy" in run) * 2
 
     class Run(str):
         def __call__(self) -> None:
