@@ -1,8 +1,8 @@
 """What may run in loops: candidates, each with an estimate of what it needs and how much longer it takes.
 
 Along an axis of the inputs, ranges of nodes in so many slices, or in a loop with fine slices within one with coarser;
-images by rows (`memonger.loops.rows`); of a training step regions that are cut along axes of their own
-(`memonger.tiling.chunk_regions`), as the loss over a large vocabulary with its gradients along the words.
+images by rows (`memonger.loops.rows`); regions that are cut along axes of their own (`memonger.tiling.chunk_regions`),
+as an image encoder's attention, or the loss over a large vocabulary with its gradients along the words.
 """
 
 import itertools
@@ -114,10 +114,10 @@ def along(axis: StageSearch, open_size: str) -> Iterator[Candidate]:
 
 
 def in_regions(search: ChunkSearch, check: SliceCheck | None, allow_rounding: bool = False) -> Iterator[Candidate]:
-    """Regions of a training step in loops, each along an axis of its own: the worst one, some more, or all.
+    """Regions in loops, each along an axis of its own: the worst one, some more, or all.
 
     Args:
-        search: Of the step.
+        search: Of the model.
         check: Finds nodes that round otherwise on slices: they stay whole. None: none does, or it doesn't matter.
         allow_rounding: Whether products may be summed up in slices finer than the steps that kernels sum up in.
     """
@@ -127,7 +127,7 @@ def in_regions(search: ChunkSearch, check: SliceCheck | None, allow_rounding: bo
         refused = dict.fromkeys(_different(step.lowered.model, finest, step.axes.nodes, check), ROUNDED)
         step = search.regions_without(refused) if refused else step
     spans = [(span, levels) for span in step.ranges if (levels := _equal_levels(span, allow_rounding))]
-    spans = [one for one in spans if _is_in_stretches(step, _region_band(one[0], one[1][0]))]
+    spans = [one for one in spans if _can_be_in_loops(step, _region_band(one[0], one[1][0]))]
     needs = {
         span.begin: max(span.needed(n, span.end, 1, 0.0) for n in range(span.begin, span.end)) for span, _ in spans
     }
@@ -144,8 +144,8 @@ def _equal_levels(span: StepSpan, allow_rounding: bool) -> list[tuple[int, ...]]
     return [bounds for bounds in found if len({end - begin for begin, end in itertools.pairwise(bounds)}) == 1]
 
 
-def _is_in_stretches(step: StageSearch, band: Band) -> bool:
-    """Whether a loop can take a band: its slices are stretches of what they are slices of."""
+def _can_be_in_loops(step: StageSearch, band: Band) -> bool:
+    """Whether a loop can take a band."""
     try:
         with_loops(step.lowered.model, step.axes, [band])
     except NotInLoopsError:
@@ -295,7 +295,7 @@ def why_not(model: ir.Model, *, trains: bool) -> str:
     """Why no node can be cut along an axis of an input; of a training step why there is no region."""
     if trains:
         return (
-            "no region of its step where most memory is has slices that are alike and stretches of their values "
+            "no region of its step where most memory is has slices that are alike "
             f"(sums over slices keep their bits where each has a multiple of {STRIDE} elements)"
         )
     sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]

@@ -191,9 +191,10 @@ def shrink(
         axes = search.axes_without({name: ROUNDED for axis in axes for name in rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
     found = [each for axis in axes for each in along(axis, open_size)]
-    if search.job.training is not None:
+    is_step = search.job.training is not None
+    if is_step or not ranges:
         found += in_regions(search, sliced, allow_rounding)
-    elif not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
+    if not is_step and not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
         found += in_rows(search.job, sliced, in_branches)
         found += overlapping(search.job, sliced, in_branches)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
@@ -307,7 +308,7 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
     """The candidate that is expected to take the least. Nothing is measured."""
     best = forecast.best()
     if best is None:
-        raise PlanError(f"{name} gains nothing in loops: slices aren't stretches of what they are slices of.")
+        raise PlanError(f"{name} gains nothing: {'; '.join(dict.fromkeys(forecast.refused))}")
     candidate, made, known = best
     said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
     return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))

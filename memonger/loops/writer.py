@@ -4,10 +4,11 @@ What `memonger.tiling` calls a band with stages, fine slices first and coarser o
 standard ONNX: the outermost loop goes over the coarsest slices, and what runs in finer ones is a loop in its body. So
 between two stages values exist in slices only, and the memory of a body's values is used again by the next slice.
 
-A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied. A product over the
-axis that is cut, as a weight's gradient is, a loop carries from slice to slice: each adds its part to the sum so far.
-What a loop reads whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs them
-for its kernels. They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
+A ``Scan`` reads its inputs and writes its outputs where they lie, slice by slice: nothing is copied, but for values
+whose axis has others before it, of which slices aren't stretches: they are transposed around the loop. A product over
+the axis that is cut, as a weight's gradient is, a loop carries from slice to slice: each adds its part to the sum so
+far. What a loop reads whole, stays outside. Constants stand in the body that reads them: only there onnxruntime packs
+them for its kernels. They are to lie in a file beside the model: of a message's own onnxruntime keeps a second copy.
 """
 
 import itertools
@@ -32,7 +33,7 @@ OLDEST_OPSET = 9
 
 
 class NotInLoopsError(PlanError):
-    """A band that loops can't run: its slices differ in size, or aren't stretches of what they are slices of."""
+    """A band that loops can't run: its slices differ in size, or sums over them stand in another loop."""
 
 
 def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: str = "") -> ir.Model:
@@ -46,9 +47,8 @@ def with_loops(model: ir.Model, axes: Axes, bands: Sequence[Band], open_size: st
             empty: the one that it has.
 
     Raises:
-        NotInLoopsError: slices of a stage differ in size, or a value's axis has others before it, so that its slices
-            aren't stretches of it; or the model's operator set is older than `OLDEST_OPSET`; or with any size, not all
-            that depends on it runs in one loop, of slices of one.
+        NotInLoopsError: slices of a stage differ in size; or the model's operator set is older than `OLDEST_OPSET`; or
+            with any size, not all that depends on it runs in one loop, of slices of one.
     """
     opset = model.graph.opset_imports.get("") or OLDEST_OPSET
     if opset < OLDEST_OPSET:
@@ -262,8 +262,7 @@ class _BandInLoops:
                 if value not in entries:
                     dims = self._scaled(value, 1, count)  # it was there whole before the band
                     entries[value] = self._value(value, dims, f"{value.name}.slice")
-                    before.append(self._reshape(value, [runs, *dims], f"{value.name}.slices"))
-                    self.reads[before[-1]] = [0]
+                    before += self._cut_apart(value, runs, dims)
                     inputs.append(before[-1].outputs[0])
                 node.replace_input_with(index, entries[value])
         sums = [value for node in body if node in self.answers for value in self._summed(node, around)]
@@ -278,7 +277,6 @@ class _BandInLoops:
         outputs, behind, gives = list[ir.Value](), list[ir.Node](), list[ir.Value]()
         for value in exits:
             inside, is_result = static_shape(value) or (), value.is_graph_output()
-            self._check(value, inside)
             joined = self._value(value, self._scaled(value, runs, 1), "")
             for user, index in [(use.node, use.idx) for use in value.uses() if use.node not in own]:
                 user.replace_input_with(index, joined)
@@ -298,8 +296,7 @@ class _BandInLoops:
                 continue
             gives.append(value)
             outputs.append(self._value(value, [runs, *inside], f"{joined.name}.slices"))
-            behind.append(self._reshape(outputs[-1], static_shape(joined) or (), "", joined))
-            self.reads[behind[-1]] = []
+            behind += self._joined(outputs[-1], inside, joined)
         name = self.writer.fresh(f"loop.{body[0].name or (*exits, *totals)[0].name}")
         kept = [v for node in body if node in self.answers for v in _sums_of(node, self.answers[node])]
         graph = ir.Graph([*begins, *entries.values()], [*kept, *gives], nodes=body, name=f"{name}.body")
@@ -328,10 +325,36 @@ class _BandInLoops:
             self.reads[made] = []
             yield made, begin, total
 
-    def _check(self, value: ir.Value, dims: Sequence[int]) -> None:
-        """A value's slices have to be stretches of it."""
-        if math.prod(dims[: self.axis_of[value]]) != 1:
-            raise NotInLoopsError(f"slices of axis {self.axis_of[value]} of '{value.name}' aren't stretches of it.")
+    def _cut_apart(self, value: ir.Value, runs: int, dims: Sequence[int]) -> list[ir.Node]:
+        """Nodes of which the last gives ``[runs, *dims]``, the slices of a value: a view, or with axes before its own
+        a copy.
+        """
+        axis, name = self.axis_of[value], f"{value.name}.slices"
+        if math.prod(dims[:axis]) == 1:
+            made = [self._reshape(value, [runs, *dims], name)]
+        else:
+            apart = self._reshape(value, [*dims[:axis], runs, *dims[axis:]], f"{value.name}.apart")
+            order = [axis, *range(axis), *range(axis + 1, len(dims) + 1)]
+            made = [apart, self._transpose(apart.outputs[0], order, name)]
+        self.reads |= {node: [] for node in made} | {made[0]: [0]}
+        return made
+
+    def _joined(self, slices: ir.Value, dims: Sequence[int], result: ir.Value) -> list[ir.Node]:
+        """The same the other way round: nodes that give a value, whose slices are ``[runs, *dims]``."""
+        axis, made = self.axis_of[result], list[ir.Node]()
+        if math.prod(dims[:axis]) != 1:
+            order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims) + 1)]
+            made.append(self._transpose(slices, order, f"{result.name}.apart"))
+            slices = made[0].outputs[0]
+        made.append(self._reshape(slices, static_shape(result) or (), "", result))
+        self.reads |= {node: [] for node in made}
+        return made
+
+    def _transpose(self, value: ir.Value, order: Sequence[int], name: str) -> ir.Node:
+        dims = static_shape(value) or ()
+        result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape([dims[at] for at in order]))
+        label = self.writer.fresh(f"{result.name}/Transpose")
+        return ir.node("Transpose", [value], {"perm": order}, outputs=[result], name=label)
 
     def _value(self, like: ir.Value, dims: Sequence[int], name: str) -> ir.Value:
         made = ir.Value(name=self.writer.fresh(name) if name else None, type=like.type, shape=ir.Shape(dims))
@@ -341,7 +364,6 @@ class _BandInLoops:
 
     def _reshape(self, value: ir.Value, dims: Sequence[int], name: str, result: ir.Value | None = None) -> ir.Node:
         if result is None:
-            self._check(value, dims[1:])
             result = ir.Value(name=self.writer.fresh(name), type=value.type, shape=ir.Shape(dims))
         shape = self.writer.integers([-1, *dims[1:]] if self.open_size else dims)
         return ir.Node(

@@ -114,7 +114,7 @@ class CutModel:
 
     Args:
         job: What is to run in slices, in the order of its plan.
-        axis: The number of the axis: of inputs; `ROWS`; -1: each band of a training step has axes of its own.
+        axis: The number of the axis: of inputs; `ROWS`; -1: each band has axes of its own.
         order: Steps of the job in the order in which bands count them.
         axes: How its nodes are cut, in the job's order; of size 0 by rows.
 

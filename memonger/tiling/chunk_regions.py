@@ -1,9 +1,10 @@
-"""Ranges of a training step that can run in slices.
+"""Regions around the steps with most bytes that can run in slices, each along an axis of its own.
 
-Inference is cut along one axis of its inputs. A training step has no such axis: an update is pointwise along its
-parameter, the loss and its gradients are rows, a weight's gradient has output channels. So the question is asked the
-other way round: of the step with most bytes alive, along which axis of what it reads or writes could it run in slices,
-and which of its neighbours with it?
+A network whose inputs are cut along one axis may have values on which that axis can't be followed: windows of an image
+encoder's attention mix its rows, and what has most bytes is queries times keys. A training step has no such axis at
+all: an update is pointwise along its parameter, the loss and its gradients are rows, a weight's gradient has output
+channels. So the question is asked the other way round: of the step with most bytes alive, along which axis of what it
+reads or writes could it run in slices, and which of its neighbours with it?
 """
 
 import dataclasses
@@ -109,10 +110,14 @@ def _candidates(
     size_of = dict(zip(graph.values, graph.sizes, strict=True))
     values = [v for v in (*nodes[worst].outputs, *nodes[worst].inputs) if v is not None and static_shape(v)]
     largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
+    large = (v for step in window for v in nodes[step].outputs if size_of.get(str(v.name), 0) * 8 >= largest > 0)
+    lengths = {length for value in large for length in static_shape(value) or () if length > 1}
     for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
         for axis, length in enumerate(static_shape(value) or ()):
-            for sums, back in itertools.product((True, False), repeat=2) if length > 1 else ():
-                grown = _Growth(steps, size_of, is_high, refused, length, sums, back)
+            # An axis that is two of another value, as rows and columns are, can be followed there in so many parts
+            parts = [own for own in (length, *sorted(lengths - {length}, reverse=True)) if length % own == 0]
+            for size, sums, back in itertools.product(parts, (True, False), (True, False)) if length > 1 else ():
+                grown = _Growth(steps, size_of, is_high, refused, size, sums, back)
                 region = grown.region(value, axis, nodes, graph, window)
                 key = (tuple(region.how), region.size)
                 if worst in region.how and key not in seen:

@@ -2,9 +2,9 @@
 
 Where nodes are independent along an axis of their values, running all of them on one slice and then on the next takes a
 fraction of the memory, and computes nothing twice. Ways to do that come from `memonger.tiling.stages` along the batch,
-the rows of a transformer, and what `memonger.tiling.chunk_regions` finds in a training step; and along the rows of
-images from `memonger.tiling.row_search`, of the whole batch or of each of its elements. Of all of them one is chosen by
-memory and time, written, and compared bit by bit with the whole.
+the rows of a transformer, and of the regions that `memonger.tiling.chunk_regions` finds around the steps with most
+bytes; and along the rows of images from `memonger.tiling.row_search`, of the whole batch or of each of its elements. Of
+all of them one is chosen by memory and time, written, and compared bit by bit with the whole.
 
 AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first layers
 of a CNN by patches of the image. Here nothing overlaps, and the layout of the whole decides.
@@ -123,7 +123,8 @@ class ChunkSearch:
         self._known: dict[Any, list[Candidates]] = {}
         self._smallest: tuple[float, InSlices | None] | None = None
         """Bytes that nothing fits in, and what is smallest then."""
-        self._stages: dict[frozenset[str], list[StageSearch]] = {}
+        self._stages: dict[frozenset[str], tuple[list[StageSearch], list[StageSearch]]] = {}
+        """Along axes of the inputs, and of what regions read or write; by what is refused."""
         self._rows: dict[Candidate | None, RowSearch] = {}
 
     @cached_property
@@ -240,12 +241,11 @@ class ChunkSearch:
         most, copies = self._most, self.most_copies
         key = frozenset(self._refused)
         if key not in self._stages:
-            if self.job.training is None:
-                self._stages[key] = self._of_inputs()
-            else:
-                self._stages[key] = [self.regions_without(self._refused)]
-        searches = self._stages[key]
-        found: list[Candidates] = [search.candidates(most, copies) for search in searches]
+            is_step = self.job.training is not None
+            regions = [self.regions_without(self._refused)] if is_step or not self.job.ranges else []
+            self._stages[key] = [] if is_step else self._of_inputs(), regions
+        searches, regions = self._stages[key]
+        found: list[Candidates] = [search.candidates(most, copies) for search in (*searches, *regions)]
         if self.job.training is not None:
             return found
         elements: list[Candidate | None] = [None]
@@ -291,7 +291,7 @@ class ChunkSearch:
         return self._of_inputs(also_repeated=not self.job.ranges)
 
     def regions_without(self, refused: Mapping[str, str]) -> StageSearch:
-        """A training step, whose ranges are cut along axes of their own, where nodes of these names stay whole."""
+        """Regions that are cut along axes of their own, where nodes of these names stay whole."""
         order, axes, spans = regions_of(self.job.lowered.model, self.job.plain.graph, refused)
         return StageSearch(self.job, -1, axes, order, spans)
 

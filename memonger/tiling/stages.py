@@ -1,7 +1,7 @@
 """Bands of one model in stages along an axis: which stretches run in slices, and in how many, for a given memory.
 
-Where nodes are independent along an axis of their values (the batch; the rows of a transformer; of a training step
-whatever `memonger.tiling.chunk_regions` finds), values between two stages of a band exist in slices only: a few fine
+Where nodes are independent along an axis of their values (the batch; the rows of a transformer; whatever
+`memonger.tiling.chunk_regions` finds), values between two stages of a band exist in slices only: a few fine
 chunks where values are large, then one coarse chunk of what follows, depth first.
 """
 
@@ -347,7 +347,7 @@ class StageSearch(CutModel):
             copies += sum(isinstance(self.how[step], Slicing) for step in own) * (slices - 1)
         live += float(workspace.max(initial=0.0))
         steps = len(self.live)
-        sessions = bytes_of(steps + (0 if shares else copies), steps + copies, self.axis < 0)
+        sessions = bytes_of(steps + (0 if shares else copies), steps + copies, self.job.training is not None)
         write = partial(self.in_slices, bands)
         self.made[bands] = Candidate(round(live), sessions, self.estimated(bands), write)
         return self.made[bands]
