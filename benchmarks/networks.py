@@ -1,5 +1,6 @@
 """Networks that are measured: those of ``models/``, PyTorch modules exported with a dynamic batch, single images."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from memonger.runtime.prepared import Input
 from models import torch_exports
 from models.torch_exports import TOKENS
 
-Family = Literal["CNN", "transformer", "recurrent", "image"]
+Family = Literal["CNN", "transformer", "recurrent", "image", "whole image"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,9 @@ NETWORKS: dict[str, Network] = {
 """Every network of ``models/`` (the U-Net for images of 256, GPT-2 with 4 of its 12 layers) and nine exports."""
 
 _SQUARES = (
-    ("unet", 512), ("mobilenet_v2", 512), ("resnet50", 512), ("densenet121", 512), ("mobilenet_v2", 1024),
-    ("resnet50", 1024), ("densenet121", 1024), ("unet", 1024),
+    ("unet", 512), ("unet", 1024), *itertools.product(("mobilenet_v2", "resnet50", "densenet121"), (224, 512, 1024)),
 )  # fmt: skip
-_PIXELS = {"segmenter": (1024, 1024), "detector": (1280, 1280), "denoiser": (1080, 1920)}
+_PIXELS = {"denoiser": (1080, 1920), "segmenter": (1024, 1024), "detector": (1280, 1280)}
 
 
 def _square(name: str, pixels: int, path: Path) -> None:
@@ -119,14 +119,21 @@ def _square(name: str, pixels: int, path: Path) -> None:
 
 
 IMAGES: dict[str, Network] = {
-    **{n: Network("image", partial(torch_exports.export, n), batches=(1,)) for n in torch_exports.IMAGES},
-    **{f"{n} {pixels}": Network("image", partial(_square, n, pixels), batches=(1,)) for n, pixels in _SQUARES},
+    "super-resolution": Network("image", partial(torch_exports.export, "super-resolution"), batches=(1,)),
+    "super-resolution 540": Network(
+        "image", partial(torch_exports.export, "super-resolution", pixels=(540, 960)), batches=(1,)
+    ),
     **{
         f"{n} {size[0]}": Network("image", partial(torch_exports.export, n, pixels=size), batches=(1,))
         for n, size in _PIXELS.items()
     },
+    **{f"{n} {pixels}": Network("image", partial(_square, n, pixels), batches=(1,)) for n, pixels in _SQUARES},
+    "image decoder": Network("whole image", partial(torch_exports.export, "image decoder"), batches=(1,)),
+    "segformer 1024": Network("whole image", torch_exports.segformer, batches=(1,)),
+    "image encoder 1024": Network("whole image", torch_exports.image_encoder, batches=(1,)),
 }
-"""Networks of which one image takes much, some also at a larger height; networks of ``models/`` for squares."""
+"""Networks of single images, named with their height; those of "whole image" have nodes that read all of one: group
+normalization and attention of an autoencoder's decoder, attention of a SegFormer and of a Segment Anything encoder."""
 
 EVERY = NETWORKS | IMAGES
 

@@ -194,13 +194,11 @@ EXPORTS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
 }
 
 IMAGES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]] = {
-    "super-resolution": EXPORTS["super-resolution"],
     "denoiser": (Denoiser, lambda batch: torch.randn(batch, 3, 216, 384)),
     "segmenter": (Segmenter, lambda batch: torch.randn(batch, 3, 512, 512)),
     "detector": (Detector, lambda batch: torch.randn(batch, 3, 640, 640)),
-    "image decoder": EXPORTS["image decoder"],
 }
-"""Networks of which one image takes much."""
+"""More networks of which one image takes much, here of a small one."""
 
 
 def export(name: str, path: Path, pixels: tuple[int, int] | None = None) -> None:
@@ -255,6 +253,41 @@ def t5_encoder(path: Path) -> None:
     """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
     torch.manual_seed(0)
     export_module(_T5Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
+
+
+class _Output(nn.Module):
+    """A network of transformers' that gives one of its outputs alone."""
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        super().__init__()
+        self.network, self.name = network, name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x)[self.name]
+
+
+def segformer(path: Path) -> None:
+    """SegFormer-B0 (Xie et al. 2021) as transformers has it, for 19 classes and images of 1,024 × 1,024."""
+    import transformers
+
+    torch.manual_seed(0)
+    network = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(num_labels=19))
+    export_module(_Output(network, "logits").eval(), (torch.randn(2, 3, 1024, 1024),), path)
+
+
+def image_encoder(path: Path) -> None:
+    """The image encoder of Segment Anything (Kirillov et al. 2023) as transformers has it, for images of 1,024 × 1,024.
+
+    Half as wide as its smallest, and of 4 layers: two in windows, two over the whole image.
+    """
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.SamVisionConfig(
+        hidden_size=384, mlp_dim=1536, num_hidden_layers=4, num_attention_heads=6, global_attn_indexes=[1, 3]
+    )
+    network = transformers.SamVisionModel(config)
+    export_module(_Output(network, "last_hidden_state").eval(), (torch.randn(2, 3, 1024, 1024),), path)
 
 
 class _Scores(nn.Module):
