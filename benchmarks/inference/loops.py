@@ -4,13 +4,16 @@
 ``--images`` images.txt; at another batch than 16 loops_batchN.txt, with so many threads ..._threadsN.txt. Networks of
 `benchmarks.networks`, or networks of single images, in stock onnxruntime with its default options, file before and
 after in processes of their own that take turns: own memory of the process once loaded, the most of a run beyond that,
-and the fastest run. Outputs are compared bit for bit. With numbers of threads (0: the default) each file is made once,
-as always, and compared with so many within a node, a table for each. A network that gains nothing has the reason. Rows
-are kept in JSON beside the tables: ``--resume`` takes those that are there, ``--minutes`` begins none after so many.
+and the median of what pairs of turns take. Outputs are compared bit for bit. With numbers of threads (0: the default)
+each file is made once, as always, and compared with so many within a node, a table for each. A network that gains
+nothing has the reason. Rows are kept in JSON beside the tables: ``--resume`` takes those that are there, ``--minutes``
+begins none after so many.
 """
 
 import argparse
+import dataclasses
 import math
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +24,10 @@ import memonger
 from benchmarks.machine import MIB, Record, Table, geometric_mean, keep, stamp
 from benchmarks.networks import DEFAULT, EVERY, IMAGES, NETWORKS, write
 from memonger.errors import PlanError
-from memonger.loops.search import ROUNDS, TURN_SECONDS, TURNS, Footprint, Shrunk
+from memonger.loops.search import Footprint, Shrunk, in_pairs
 from memonger.model.load import load
 from memonger.runtime.feeds import random_feeds
-from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_turns, write_arrays
+from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, write_arrays
 from memonger.runtime.program import inputs_of
 
 PACKAGES = ("onnxruntime", "onnx", "onnx-ir", "numpy")
@@ -55,12 +58,11 @@ def rows(
             made.save(path.with_name("after.onnx"))
         slices = ", ".join(f"{loop.nodes}:{loop.slices}" for loop in made.loops) or "none"
         for threads in counts:
-            measured = _with_threads(path, batch, threads, made) if threads else (made.before, made.after)
-            before, after = measured
-            assert before.seconds is not None
-            assert after.seconds is not None
-            memory, took = _run(after) / _run(before), after.seconds / before.seconds
-            loaded = ((each.loaded_bytes or 0) / MIB for each in measured)
+            one = _with_threads(path, batch, threads, made) if threads else made
+            before, after, took = one.before, one.after, one.time_ratio
+            assert took is not None
+            memory = _run(after) / _run(before)
+            loaded = ((each.loaded_bytes or 0) / MIB for each in (before, after))
             line = TABLE.row(
                 name, *loaded, _run(before) / MIB, _run(after) / MIB, memory, took, _forecast(before), _forecast(after),
                 seconds, slices,
@@ -69,8 +71,8 @@ def rows(
     return found
 
 
-def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> tuple[Footprint, Footprint]:
-    """What a file and ``after.onnx`` beside it take with so many threads within a node.
+def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> Shrunk:
+    """The same, with what a file and ``after.onnx`` beside it take with so many threads within a node.
 
     Raises:
         RuntimeError: their outputs differ.
@@ -87,13 +89,12 @@ def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> tuple[F
         arrays = [read_arrays(folder / f"{file}.npz") for file in files]
         if any(arrays[0][name].tobytes() != arrays[1][name].tobytes() for name in arrays[0]):
             raise RuntimeError(f"outputs of {path.stem} differ with {threads} threads")
-        before.round(1)
-        runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
-        take_turns([after, before], ROUNDS * TURNS, runs)
-    return tuple(
-        Footprint(one.loaded["loaded_bytes"], one.loaded["peak_bytes"], min(one.seconds), was.expected)
+        ratio = in_pairs(after, before, 1.0).ratio
+    takes = (
+        Footprint(one.loaded["loaded_bytes"], one.loaded["peak_bytes"], statistics.median(one.seconds), was.expected)
         for one, was in ((before, made.before), (after, made.after))
-    )  # type: ignore[return-value]
+    )
+    return dataclasses.replace(made, **dict(zip(("before", "after"), takes, strict=True)), time_ratio=ratio)
 
 
 def _run(footprint: Footprint) -> int:

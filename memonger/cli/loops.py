@@ -59,10 +59,10 @@ def _port(value: ir.Value) -> TensorSpec:
 
 def _footprint(made: Shrunk, allow_rounding: bool) -> list[str]:
     before, after = made.before, made.after
-    if before.seconds is None or after.seconds is None:
+    if made.time_ratio is None:
         return _expectation(made)
     outputs = "outputs that may differ in their last bits" if allow_rounding else "the same outputs bit for bit"
-    took = f"{after.seconds / before.seconds:.2f} of the time, with {outputs}"
+    took = f"{made.time_ratio:.2f} of the time, with {outputs}"
     if before.run_bytes is None or after.run_bytes is None:
         return [f"In stock onnxruntime a run takes {took}.", *_expectation(made)]
     less = 1 - after.run_bytes / max(1, before.run_bytes)

@@ -76,7 +76,7 @@ class Footprint:
     Attributes:
         loaded_bytes: Of the process's own memory, once loaded; None where nothing was run, or the system doesn't say.
         run_bytes: The most of a run beyond that, outputs included; likewise.
-        seconds: The fastest run; None where nothing was run.
+        seconds: The median run; None where nothing was run.
         expected: What a run was expected to take, without running it; None where there is no onnxruntime, or only a run
             can tell a size.
     """
@@ -102,6 +102,7 @@ class Shrunk:
         after: What it takes now.
         notes: What there is to say of it.
         target: What runs it; None: onnxruntime on a processor.
+        time_ratio: The time of a run over that of one before, the median of pairs; None where nothing was run.
     """
 
     model: ir.Model
@@ -110,6 +111,7 @@ class Shrunk:
     after: Footprint
     notes: tuple[str, ...] = ()
     target: LoopTarget | None = None
+    time_ratio: float | None = None
 
     def save(self, path: str | Path, *, weights: Weights | None = None) -> None:
         """Write the file. Whole or not at all.
@@ -396,19 +398,19 @@ class _Contest:
                 save_model(made.clone(), file, limit=0)
                 try:
                     with self._process(file, f"after{number}") as after:
-                        why_not, ratio = self._compared(before, after, number)
+                        pairs, why_not = self._compared(before, after, number)
                         others = filter(None, (self._at(size, path, file) for size in self.others))
                         why_not = why_not or next(others, "")
-                        if not why_not:
-                            takes = replace(_footprint(after), expected=known)
-                            return Shrunk(made, candidate.loops, _footprint(before), takes, self._notes())
+                        if pairs is not None and not why_not:
+                            was, now = _footprint(before), replace(_footprint(after), expected=known)
+                            return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
                 except WorkerError as error:
-                    why_not, ratio = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
+                    why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
-                if ratio is not None:  # it was too slow: what is estimated to be faster comes next
+                if pairs is not None and pairs.ratio > pairs.limit:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
-                        most = min(most, SLACK * candidate.seconds * self.max_overhead / (ratio - 1))
+                        most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
                     forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
         self.tried += forecast.refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
@@ -456,24 +458,32 @@ class _Contest:
                 results.append(read_arrays(self.folder / f"{name}.npz"))
         return "" if self.allow_rounding or _same(*results) else f"outputs differ where {self.open_size} is {size}"
 
-    def _compared(self, before: MeasuredSession, after: MeasuredSession, number: int) -> tuple[str, float | None]:
-        """Why the second won't do, empty where it does; and the ratio of times where that is why."""
+    def _compared(self, before: MeasuredSession, after: MeasuredSession, number: int) -> tuple[Pairs | None, str]:
+        """Their runs by pairs, if they were timed; and why the second won't do, empty where it does."""
         want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
         if not self.allow_rounding and not _same(want, got):
-            return "outputs differ in their last bits", None
+            return None, "outputs differ in their last bits"
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
         if process_memory.is_measurable():  # loaded and running count together
             needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
         if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
-            return f"a run takes {needs / max(1, needed):.0%} of the memory", None
-        before.round(1)
-        runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
-        turns = int(ALL_SECONDS / (2 * runs * before.seconds[-1]))
-        pairs = Pairs(1 + self.max_overhead + NOISE)
-        while len(pairs.ratios) < min(max(turns, TURNS[0]), TURNS[1]) and not pairs.is_clear:
-            take_turns([after, before], 1, runs)
-            pairs.add(statistics.median(after.turns[-1]), statistics.median(before.turns[-1]))
-        return ("", None) if pairs.ratio <= pairs.limit else (f"a run takes {pairs.ratio:.2f} of the time", pairs.ratio)
+            return None, f"a run takes {needs / max(1, needed):.0%} of the memory"
+        pairs = in_pairs(after, before, 1 + self.max_overhead + NOISE)
+        return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.ratio > pairs.limit else ""
+
+
+def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> Pairs:
+    """Turns of a model after and before, until it is clear on which side of a limit the ratio of their times is."""
+    before.turns.clear()
+    before.round(1)
+    runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
+    turns = int(ALL_SECONDS / (2 * runs * before.seconds[-1]))
+    before.turns.clear()
+    pairs = Pairs(limit)
+    while len(pairs.ratios) < min(max(turns, TURNS[0]), TURNS[1]) and not pairs.is_clear:
+        take_turns([after, before], 1, runs)
+        pairs.add(*(statistics.median(worker.turns[-1]) for worker in (after, before)))
+    return pairs
 
 
 def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
@@ -481,4 +491,5 @@ def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> boo
 
 
 def _footprint(measured: MeasuredSession) -> Footprint:
-    return Footprint(measured.loaded["loaded_bytes"], measured.loaded["peak_bytes"], min(measured.seconds))
+    median = statistics.median(measured.seconds)
+    return Footprint(measured.loaded["loaded_bytes"], measured.loaded["peak_bytes"], median)
