@@ -193,10 +193,10 @@ def shrink(
         axes = search.axes_without({name: ROUNDED for axis in axes for name in rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
     found = [each for axis in axes for each in along(axis, open_size)]
-    is_step = search.job.training is not None
-    if is_step or not ranges:
+    is_step, cuts_batch = search.job.training is not None, any(axis.axis == 0 and axis.ranges for axis in axes)
+    if is_step or not (ranges or cuts_batch):
         found += in_regions(search, sliced, allow_rounding)
-    if not is_step and not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes):
+    if not (is_step or ranges or cuts_batch):
         found += in_rows(search.job, sliced, in_branches)
         found += overlapping(search.job, sliced, in_branches)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
