@@ -111,7 +111,9 @@ NETWORKS: dict[str, Network] = {
 _SQUARES = (
     ("unet", 512), ("unet", 1024), *itertools.product(("mobilenet_v2", "resnet50", "densenet121"), (224, 512, 1024)),
 )  # fmt: skip
-_PIXELS = {"denoiser": (1080, 1920), "segmenter": (1024, 1024), "detector": (1280, 1280)}
+_PIXELS = {
+    "super-resolution": (540, 960), "denoiser": (1080, 1920), "segmenter": (1024, 1024), "detector": (1280, 1280),
+}  # fmt: skip
 
 
 def _square(name: str, pixels: int, path: Path) -> None:
@@ -120,9 +122,6 @@ def _square(name: str, pixels: int, path: Path) -> None:
 
 IMAGES: dict[str, Network] = {
     "super-resolution": Network("image", partial(torch_exports.export, "super-resolution"), batches=(1,)),
-    "super-resolution 540": Network(
-        "image", partial(torch_exports.export, "super-resolution", pixels=(540, 960)), batches=(1,)
-    ),
     **{
         f"{n} {size[0]}": Network("image", partial(torch_exports.export, n, pixels=size), batches=(1,))
         for n, size in _PIXELS.items()

@@ -238,23 +238,6 @@ def hub(builder: str, shape: tuple[int, ...], **options: Any) -> Callable[[Path]
     return write
 
 
-class _T5Encoder(nn.Module):
-    def __init__(self) -> None:
-        import transformers
-
-        super().__init__()
-        self.network = transformers.T5EncoderModel(transformers.T5Config(num_layers=4, vocab_size=8192))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.network(x).last_hidden_state
-
-
-def t5_encoder(path: Path) -> None:
-    """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
-    torch.manual_seed(0)
-    export_module(_T5Encoder().eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
-
-
 class _Output(nn.Module):
     """A network of transformers' that gives one of its outputs alone."""
 
@@ -264,6 +247,15 @@ class _Output(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.network(x)[self.name]
+
+
+def t5_encoder(path: Path) -> None:
+    """T5's encoder (Raffel et al. 2020) as transformers has it: 4 layers of 512 over 128 tokens."""
+    import transformers
+
+    torch.manual_seed(0)
+    network = transformers.T5EncoderModel(transformers.T5Config(num_layers=4, vocab_size=8192))
+    export_module(_Output(network, "last_hidden_state").eval(), (torch.randint(0, TOKENS, (2, 128)),), path)
 
 
 def segformer(path: Path) -> None:

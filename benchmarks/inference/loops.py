@@ -13,7 +13,6 @@ begins none after so many.
 import argparse
 import dataclasses
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,11 +89,8 @@ def _with_threads(path: Path, batch: int, threads: int, made: Shrunk) -> Shrunk:
         if any(arrays[0][name].tobytes() != arrays[1][name].tobytes() for name in arrays[0]):
             raise RuntimeError(f"outputs of {path.stem} differ with {threads} threads")
         ratio = in_pairs(after, before, 1.0).ratio
-    takes = (
-        Footprint(one.loaded["loaded_bytes"], one.loaded["peak_bytes"], statistics.median(one.seconds), was.expected)
-        for one, was in ((before, made.before), (after, made.after))
-    )
-    return dataclasses.replace(made, **dict(zip(("before", "after"), takes, strict=True)), time_ratio=ratio)
+    was, now = Footprint.of(before, made.before.expected), Footprint.of(after, made.after.expected)
+    return dataclasses.replace(made, before=was, after=now, time_ratio=ratio)
 
 
 def _run(footprint: Footprint) -> int:

@@ -295,8 +295,8 @@ def why_not(model: ir.Model, *, trains: bool) -> str:
     """Why no node can be cut along an axis of an input; of a training step why there is no region."""
     if trains:
         return (
-            "no region of its step where most memory is has slices that are alike "
-            f"(sums over slices keep their bits where each has a multiple of {STRIDE} elements)"
+            "no region of its step where most memory is has slices that are alike (sums over slices keep their bits "
+            f"where each has a multiple of {STRIDE} elements)"
         )
     sizes = [dim for value in model.graph.inputs for dim in (value.shape or ())]
     if all(not isinstance(dim, int) or dim <= 1 for dim in sizes[:1]):

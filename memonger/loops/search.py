@@ -86,6 +86,12 @@ class Footprint:
     seconds: float | None
     expected: Expected | None = None
 
+    @classmethod
+    def of(cls, measured: MeasuredSession, expected: Expected | None = None) -> "Footprint":
+        """Of a process that took its turns, and what was expected of it."""
+        seconds = statistics.median(measured.seconds)
+        return cls(measured.loaded["loaded_bytes"], measured.loaded["peak_bytes"], seconds, expected)
+
 
 _NOTHING_RUN = Footprint(None, None, None)
 
@@ -193,10 +199,11 @@ def shrink(
         axes = search.axes_without({name: ROUNDED for axis in axes for name in rounded(axis, sliced)})
     whole = float(search.job.plain.arena_bytes)
     found = [each for axis in axes for each in along(axis, open_size)]
-    is_step, cuts_batch = search.job.training is not None, any(axis.axis == 0 and axis.ranges for axis in axes)
-    if is_step or not (ranges or cuts_batch):
+    is_step = search.job.training is not None
+    has_whole_batch = not ranges and not any(axis.axis == 0 and axis.ranges for axis in axes)
+    if is_step or has_whole_batch:
         found += in_regions(search, sliced, allow_rounding)
-    if not (is_step or ranges or cuts_batch):
+    if not is_step and has_whole_batch:
         found += in_rows(search.job, sliced, in_branches)
         found += overlapping(search.job, sliced, in_branches)
         seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
@@ -310,7 +317,8 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
     """The candidate that is expected to take the least. Nothing is measured."""
     best = forecast.best()
     if best is None:
-        raise PlanError(f"{name} gains nothing: {'; '.join(dict.fromkeys(forecast.refused))}")
+        why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in forecast.refused))
+        raise PlanError(f"{name} gains nothing in loops: {why}.")
     candidate, made, known = best
     said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
     return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))
@@ -402,7 +410,7 @@ class _Contest:
                         others = filter(None, (self._at(size, path, file) for size in self.others))
                         why_not = why_not or next(others, "")
                         if pairs is not None and not why_not:
-                            was, now = _footprint(before), replace(_footprint(after), expected=known)
+                            was, now = Footprint.of(before), Footprint.of(after, known)
                             return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
                 except WorkerError as error:
                     why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
@@ -474,7 +482,6 @@ class _Contest:
 
 def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> Pairs:
     """Turns of a model after and before, until it is clear on which side of a limit the ratio of their times is."""
-    before.turns.clear()
     before.round(1)
     runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
     turns = int(ALL_SECONDS / (2 * runs * before.seconds[-1]))
@@ -488,8 +495,3 @@ def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> P
 
 def _same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
     return all(one[name].shape == other[name].shape and one[name].tobytes() == other[name].tobytes() for name in one)
-
-
-def _footprint(measured: MeasuredSession) -> Footprint:
-    median = statistics.median(measured.seconds)
-    return Footprint(measured.loaded["loaded_bytes"], measured.loaded["peak_bytes"], median)

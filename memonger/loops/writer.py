@@ -196,7 +196,7 @@ class _BandInLoops:
         counts: Into how many slices each stage is cut.
         open_size: See `with_loops`.
         axis_of: The axis of each value that is cut.
-        reads: The inputs of each node that are cut.
+        reads: The inputs that are cut, of nodes that have some.
     """
 
     writer: SliceWriter
@@ -290,7 +290,6 @@ class _BandInLoops:
                 )
                 sizes, label = self.writer.integers(inside[1:]), self.writer.fresh(f"{flat.name}/Reshape")
                 body.append(ir.Node("", "Reshape", [value, sizes], outputs=[flat], name=label))
-                self.reads[body[-1]] = []
                 gives.append(flat)
                 outputs.append(joined)
                 continue
@@ -303,7 +302,6 @@ class _BandInLoops:
         attributes = [ir.AttrGraph("body", graph), ir.AttrInt64("num_scan_inputs", len(inputs))]
         taken = [*(zero.outputs[0] for zero in zeros), *inputs]
         scan = ir.Node("", "Scan", taken, attributes, outputs=[*totals, *outputs], name=name)
-        self.reads[scan] = []
         return [*before, scan, *behind]
 
     def _summed(self, node: ir.Node, around: int) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
@@ -322,13 +320,10 @@ class _BandInLoops:
             filled = {"value": ir.Tensor(np.zeros(1, value.dtype.numpy()), dtype=value.dtype)}
             name, sizes = self.writer.fresh(f"{zero.name}/ConstantOfShape"), self.writer.integers(dims)
             made = ir.node("ConstantOfShape", [sizes], filled, outputs=[zero], name=name)
-            self.reads[made] = []
             yield made, begin, total
 
     def _cut_apart(self, value: ir.Value, runs: int, dims: Sequence[int]) -> list[ir.Node]:
-        """Nodes of which the last gives ``[runs, *dims]``, the slices of a value: a view, or with axes before its own
-        a copy.
-        """
+        """Nodes, the last giving the slices of a value, ``[runs, *dims]``: a copy where axes are before its own."""
         axis, name = self.axis_of[value], f"{value.name}.slices"
         if math.prod(dims[:axis]) == 1:
             made = [self._reshape(value, [runs, *dims], name)]
@@ -336,18 +331,17 @@ class _BandInLoops:
             apart = self._reshape(value, [*dims[:axis], runs, *dims[axis:]], f"{value.name}.apart")
             order = [axis, *range(axis), *range(axis + 1, len(dims) + 1)]
             made = [apart, self._transpose(apart.outputs[0], order, name)]
-        self.reads |= {node: [] for node in made} | {made[0]: [0]}
+        self.reads[made[0]] = [0]
         return made
 
     def _joined(self, slices: ir.Value, dims: Sequence[int], result: ir.Value) -> list[ir.Node]:
-        """The same the other way round: nodes that give a value, whose slices are ``[runs, *dims]``."""
+        """Nodes, the last giving a value, of its slices ``[runs, *dims]``: likewise a copy then."""
         axis, made = self.axis_of[result], list[ir.Node]()
         if math.prod(dims[:axis]) != 1:
             order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims) + 1)]
             made.append(self._transpose(slices, order, f"{result.name}.apart"))
             slices = made[0].outputs[0]
         made.append(self._reshape(slices, static_shape(result) or (), "", result))
-        self.reads |= {node: [] for node in made}
         return made
 
     def _transpose(self, value: ir.Value, order: Sequence[int], name: str) -> ir.Node:

@@ -110,9 +110,13 @@ def _candidates(
     size_of = dict(zip(graph.values, graph.sizes, strict=True))
     values = [v for v in (*nodes[worst].outputs, *nodes[worst].inputs) if v is not None and static_shape(v)]
     largest = max((size_of.get(str(v.name), 0) for v in values), default=0)
-    large = (v for step in window for v in nodes[step].outputs if size_of.get(str(v.name), 0) * 8 >= largest > 0)
+
+    def is_large(value: ir.Value) -> bool:
+        return size_of.get(str(value.name), 0) * 8 >= largest > 0
+
+    large = filter(is_large, (value for step in window for value in nodes[step].outputs))
     lengths = {length for value in large for length in static_shape(value) or () if length > 1}
-    for value in dict.fromkeys(v for v in values if size_of.get(str(v.name), 0) * 8 >= largest > 0):
+    for value in dict.fromkeys(filter(is_large, values)):
         for axis, length in enumerate(static_shape(value) or ()):
             # An axis that is two of another value, as rows and columns are, can be followed there in so many parts
             parts = [own for own in (length, *sorted(lengths - {length}, reverse=True)) if length % own == 0]

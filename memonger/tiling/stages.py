@@ -1,8 +1,8 @@
 """Bands of one model in stages along an axis: which stretches run in slices, and in how many, for a given memory.
 
 Where nodes are independent along an axis of their values (the batch; the rows of a transformer; whatever
-`memonger.tiling.chunk_regions` finds), values between two stages of a band exist in slices only: a few fine
-chunks where values are large, then one coarse chunk of what follows, depth first.
+`memonger.tiling.chunk_regions` finds), values between two stages of a band exist in slices only: a few fine chunks
+where values are large, then one coarse chunk of what follows, depth first.
 """
 
 import itertools

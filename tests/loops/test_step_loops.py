@@ -70,12 +70,8 @@ def test_a_loss_over_many_words_runs_in_a_loop_with_the_same_bits() -> None:
 
 
 def test_a_measured_step_has_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "NOISE": 100.0,
-        "TURNS": (1, 1),
-        "TURN_SECONDS": 0.0,
-        "TRIED": 2,
-    }.items():  # memory alone decides
+    memory_decides = {"NOISE": 100.0, "TURNS": (1, 1), "TURN_SECONDS": 0.0, "TRIED": 2}
+    for name, value in memory_decides.items():
         monkeypatch.setattr(search, name, value)
     path = tmp_path / "step.onnx"
     onnx.save(_step(), path)

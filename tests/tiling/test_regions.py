@@ -1,7 +1,5 @@
 """Regions along axes of their own: what reads no image, and can't be cut along an axis of its inputs."""
 
-from typing import Any
-
 import onnx
 import onnx_ir as ir
 import pytest
@@ -11,10 +9,7 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from tests.support.stock import normal, run_stock
-
-
-def _plan(model: onnx.ModelProto, **options: Any) -> memonger.Plan:
-    return memonger.search_plan(model, device="cpu", mode="inference", **options)
+from tests.tiling.test_chunking import plan
 
 
 def image_attention(side: int = 24) -> onnx.ModelProto:
@@ -44,7 +39,7 @@ def image_attention(side: int = 24) -> onnx.ModelProto:
 def test_an_image_encoders_attention_runs_in_slices_of_its_queries() -> None:
     """It reads no image, and no axis of its input can be followed through it: what has most bytes says along which."""
     model = image_attention()
-    whole, made = _plan(model, chunks="off"), _plan(model, max_overhead=10.0)
+    whole, made = plan(model, chunks="off"), plan(model, max_overhead=10.0)
     assert made.chunks
     assert made.arena_bytes < 0.4 * whole.arena_bytes
     feeds = {"x": normal(4, 1, 576, 64)}
