@@ -149,12 +149,13 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> Non
     for each in inside:
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
-            dims, name = static_shape(value), f"{each.name}.size"
+            dims = static_shape(value)
             if dims and value in kept.union(each.inputs).difference(each.outputs):
                 made = value.producer()
                 is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
-                value.shape = ir.Shape([*(f"{name}{axis}" for axis in range(open_dims)), *dims[open_dims:]])
+                # one name means one size: onnxruntime computes in place by names
+                value.shape = ir.Shape([*(f"{each.name}.size{dim}" for dim in dims[:open_dims]), *dims[open_dims:]])
             elif dims and not (each is branch and value in each.outputs):
                 value.shape = None
 
