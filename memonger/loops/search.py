@@ -27,7 +27,7 @@ from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branc
 from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, overlapping, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
-from memonger.loops.writer import NotInLoopsError, settle_constants
+from memonger.loops.writer import NotInLoopsError, settle_constants, settle_scales
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
 from memonger.model.load import Source, load, load_as_is
@@ -188,6 +188,7 @@ def shrink(
     in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     settled = SliceWriter(loaded.ir.clone())
     settle_constants(settled)
+    settle_scales(settled)
     settled.drop_unread()
     told = tell_sizes(settled.model)
     job = planner.prepare(replace(loaded, ir=settled.model), options)

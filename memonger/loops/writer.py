@@ -128,6 +128,51 @@ def settle_constants(writer: SliceWriter) -> None:
         writer.read_no_more(result)
 
 
+def settle_scales(writer: SliceWriter) -> None:
+    """Let products of matrices be scaled behind them in place of before: what they read, or a slice of it, as it is.
+
+    onnxruntime makes either a part of the product, with one number for all. It can't where what is scaled and the
+    product stand in two graphs, as around a loop and in it; and what is scaled before has other last bits.
+    """
+    graph = writer.model.graph
+    for node in [each for each in graph if operator_name(each) == "MatMul" and each.outputs[0].dtype == _SCALED]:
+        scales = {place: scale for place, value in enumerate(node.inputs) if (scale := _scale_of(value)) is not None}
+        if not scales:
+            continue
+        factor = np.float32(1.0)
+        for place, (value, number) in scales.items():
+            before = node.inputs[place]
+            node.replace_input_with(place, value)
+            if before is not None:
+                writer.read_no_more(before)
+            factor *= number
+        product = node.outputs[0]
+        result = ir.Value(type=product.type, shape=product.shape)
+        ir.convenience.replace_all_uses_with(product, result, replace_graph_outputs=True)
+        result.name, product.name = product.name, writer.fresh(f"{product.name}.unscaled")
+        scale = writer.initializer(f"{result.name}.scale", ir.Tensor(np.array(factor)))
+        name = writer.fresh(f"{node.name}/Mul")
+        graph.insert_after(node, ir.node("Mul", [product, scale], outputs=[result], name=name))
+
+
+_SCALED = ir.DataType.FLOAT
+"""The type of products that onnxruntime scales on a processor."""
+
+
+def _scale_of(value: ir.Value | None) -> tuple[ir.Value, np.float32] | None:
+    """What is multiplied by one number, or divided by it, to give a value, and by which; None where it isn't so made."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or operator_name(node) not in ("Mul", "Div") or value.is_graph_output():
+        return None
+    for place in (0, 1) if node.op_type == "Mul" else (1,):
+        number, other = node.inputs[place], node.inputs[1 - place]
+        tensor = None if number is None or number.is_graph_input() else number.const_value
+        if tensor is not None and other is not None and tensor.size == 1 and static_shape(other) == static_shape(value):
+            given = tensor.numpy().reshape(()).astype(np.float32)
+            return other, given if node.op_type == "Mul" else np.float32(1.0) / given
+    return None
+
+
 def _cast_back(node: ir.Node) -> ir.Value | None:
     """What a Cast gives again that was cast to a wider type before it; None where it gives something else."""
     wide = node.inputs[0]
