@@ -22,8 +22,9 @@ import onnx_ir as ir
 from memonger.errors import PlanError
 from memonger.graph.liveness import assign_storage, last_reads, live_bytes
 from memonger.graph.session_memory import MANY_STRIPS, PACKED, bytes_of, session_bytes
+from memonger.ir.extract import is_fed
 from memonger.ir.marks import OVERLAP, before_chunks, chunk_of
-from memonger.ir.values import static_shape
+from memonger.ir.values import nbytes, static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
@@ -122,7 +123,8 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
     order = list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
-        for step in steps:
+        late = _larger_late(nodes, list(steps))
+        for place, step in enumerate(late):
             node = nodes[step]
             if isinstance(rules[step], Slicing):
                 if behind:
@@ -135,13 +137,49 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
                     before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
                 own.append(step)
                 there.add(node)
-            elif any(value is not None and value.producer() in there for value in node.inputs):
+            elif any(value is not None and value.producer() in there for value in node.inputs) or (
+                behind and step < max(late[:place], default=-1)  # it waits for its reader
+            ):
                 behind.append(step)
                 there.add(node)
             else:
                 before.append(step)
         order += [*before, *own, *behind]
     return order
+
+
+def _larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
+    """These steps in an order in which what is larger than what it is made of is made right before its first reader.
+
+    What is made of that without getting smaller goes with it. At no step more is alive than before. Images that are
+    made larger to be joined at the end are so made together, in slices, and what stands between has the small ones
+    beside it.
+    """
+    place_of, gains = {nodes[step]: step for step in steps}, set[ir.Node]()
+    for step in reversed(steps):
+        node = nodes[step]
+        readers = [place_of.get(user) for value in node.outputs for user in value.consumers()]
+        if not readers or None in readers or any(value.is_graph_output() for value in node.outputs):
+            continue
+        first = min(place for place in readers if place is not None)
+        waits = 0  # bytes that would stay as long
+        for value in {value for value in node.inputs if value is not None and is_fed(value)}:
+            others = (place_of.get(user, math.inf) for user in value.consumers() if user is not node)
+            waits += 0 if value.is_graph_output() or any(at >= first for at in others) else nbytes(value) or 0
+        given = sum(nbytes(value) or 0 for value in node.outputs)
+        if waits <= given:
+            place_of[node] = first
+        if waits < given:
+            gains.add(node)
+    waiting = dict[int, list[int]]()
+    for step in steps:
+        node = nodes[step]
+        if node in gains or any(value is not None and value.producer() in gains for value in node.inputs):
+            gains |= {node} if place_of[node] > step else set()
+        else:
+            place_of[node] = step
+        waiting.setdefault(place_of[node], []).append(step)
+    return [one for step in steps for one in waiting.get(step, [])]
 
 
 class RowSearch(CutModel):
