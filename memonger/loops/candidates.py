@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
-from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, Ends, in_steady_slices, with_overlap, with_row_loops
+from memonger.loops.overlap import MOVING_SECONDS, with_overlap
+from memonger.loops.rows import BLOCK, LARGER, SEQUENCES_OPSET, Ends, in_steady_slices, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import ToSlice
@@ -32,6 +33,9 @@ from memonger.words import option
 
 ITERATION_SECONDS = 3e-5
 """What a loop does around the nodes of its body, each time."""
+
+OVERLAPS = (6, 24)
+"""In so many slices models run for which it is worked out what these compute again."""
 
 PLACES = 8
 """A loop may end at so many steps of a range, those before which fewest bytes cross."""
@@ -187,7 +191,7 @@ def _is_in_blocks_only_there(node: ir.Node, user: ir.Node) -> bool:
     Without, that takes three times as long.
     """
     dims = static_shape(node.outputs[0]) or ()
-    is_larger = user.op_type in ("Resize", "Upsample") and node.op_type == "Conv"
+    is_larger = user.op_type in LARGER and node.op_type == "Conv"
     return is_larger and len(dims) == 4 and dims[1] % BLOCK > 0
 
 
@@ -229,7 +233,9 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
     for lines in (4, 2)[: 1 + in_turns]:
-        search = RowSearch(job, uncut=uncut, lines=lines, results=2, ends=_may_end, fitted=in_steady_slices)
+        search = RowSearch(
+            job, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=in_steady_slices
+        )
         yield from _in_rows(search, is_scan=lines == 4)
 
 
@@ -251,10 +257,13 @@ def _in_rows(search: RowSearch, is_scan: bool) -> Iterator[Candidate]:
 
 
 def overlapping(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:
-    """The same where rows of cheap nodes are computed again in place of kept; nothing if there are none."""
-    model = job.lowered.model.clone()
-    if with_overlap(model):
-        yield from in_rows(replace(job, lowered=replace(job.lowered, model=model)), check, in_turns)
+    """The same where some rows are computed again in place of kept, for few slices and for more."""
+    seconds, known = {name: work.product_seconds(job.cores) for name, work in job.works.items()}, {frozenset[str]()}
+    for slices in OVERLAPS:
+        model = job.lowered.model.clone()
+        if (marked := with_overlap(model, seconds, slices)) not in known:
+            known.add(marked)
+            yield from in_rows(replace(job, lowered=replace(job.lowered, model=model)), check, in_turns)
 
 
 def rounded(axis: StageSearch, check: SliceCheck) -> Iterator[str]:

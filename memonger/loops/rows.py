@@ -19,7 +19,6 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.ir.marks import CHUNK, OVERLAP, STRIP, WINDOW
-from memonger.ir.operators import operator_name
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
 from memonger.tiling.axes import row_rules
@@ -118,59 +117,6 @@ def in_steady_slices(band: Band, nodes: Mapping[ir.Node, Slicing]) -> Band | Non
         if tiles and all(copy.rows[1] - copy.rows[0] >= _least_rows(node) for node, copy in tiles):
             return taller
     return None
-
-
-_CHEAP = 64
-"""Products an element, of a convolution whose rows are rather computed again than kept."""
-
-
-def with_overlap(model: ir.Model) -> bool:
-    """Mark the nodes whose rows each slice computes again rather than keep what it wants of them. Returns whether any.
-
-    These are convolutions of few products, as the first of an image, those that make the channels of a depthwise one
-    many, or one whose image is made larger, with what follows each of them element by element: to keep their rows all
-    are copied twice and laid out in blocks again, which takes longer. They read half of what is written at most.
-    """
-    found = False
-    for node in model.graph:
-        read, is_larger = next(iter(node.inputs), None), node.op_type in ("Resize", "Upsample")
-        kernel = node.inputs[1] if node.op_type == "Conv" else None
-        size = node.attributes.get_ints("kernel_shape") or (kernel is not None and static_shape(kernel)) or (1, 1)
-        reads_rows = node.op_type in ("Conv", "MaxPool", "AveragePool") and len(size) > 1 and size[-2] > 1
-        if read is None or not (is_larger or reads_rows):
-            continue
-        chain = _cheap_chain(read, _elements(node.outputs[0] if is_larger else read) // 2)
-        inside = {node, *chain}
-        if chain and all(user in inside for each in chain for user in each.outputs[0].consumers()):
-            found = True
-            for each in chain:
-                each.metadata_props[OVERLAP] = "1"
-    return found
-
-
-def _cheap_chain(value: ir.Value, most: int) -> list[ir.Node]:
-    """What makes an image from another element by element behind a cheap convolution, and that; none: something else.
-
-    Args:
-        value: The image.
-        most: How many elements that may read.
-    """
-    node, dims = value.producer(), static_shape(value)
-    images = [v for v in (() if node is None else node.inputs) if v is not None and v.const_value is None]
-    if node is None or value.is_graph_output() or dims is None or len(dims) != 4 or not images:
-        return []
-    if operator_name(node) == "Conv":
-        weight = node.inputs[1] and static_shape(node.inputs[1])
-        is_cheap = len(images) == 1 and bool(weight) and math.prod((weight or ())[1:]) <= _CHEAP
-        return [node] if is_cheap and _elements(images[0]) <= most else []
-    if node.op_type not in _WITHIN or any(static_shape(v) != dims for v in images):
-        return []
-    chains = [_cheap_chain(v, most) for v in images]
-    return list(dict.fromkeys([node, *itertools.chain(*chains)])) if all(chains) else []
-
-
-def _elements(value: ir.Value) -> int:
-    return math.prod(static_shape(value) or (0,))
 
 
 SEQUENCES_OPSET = 13
@@ -275,7 +221,10 @@ def _moved(one: Mapping[Place, Interval], other: Mapping[Place, Interval]) -> di
 _IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Relu", "LeakyRelu", "Sigmoid", "Tanh"))
 """Operators that work on channels in blocks where all that they read is so."""
 
-_MAKES_BLOCKS = _IN_BLOCKS | {"Conv", "MaxPool", "AveragePool", "Resize", "Upsample"}
+LARGER = frozenset(("Resize", "Upsample"))
+"""Operators that make an image larger; within blocks of channels in a third of the time."""
+
+_MAKES_BLOCKS = _IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
 """Operators that may write channels in blocks."""
 
 BLOCK = 16
@@ -295,7 +244,7 @@ def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:
     Of channels that fill none that is an addition of images.
     """
     if (static_shape(value) or ())[1] % BLOCK == 0:
-        return node.op_type in _IN_BLOCKS | {"Resize", "Upsample"}
+        return node.op_type in _IN_BLOCKS | LARGER
     return node.op_type == "Add" and all(v is not None and _is_in_blocks(v) for v in node.inputs)
 
 
@@ -349,7 +298,7 @@ _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
 
 
-_WITHIN = (_IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
+WITHIN = (_IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
 """Operators that run within convolutions."""
 
 
@@ -359,7 +308,7 @@ def _least_rows(node: ir.Node) -> int:
     What runs within the node that makes its input, as an activation, has as many.
     """
     if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
-        alone = (v for v in node.inputs if v is not None and len(v.uses()) == 1) if node.op_type in _WITHIN else ()
+        alone = (v for v in node.inputs if v is not None and len(v.uses()) == 1) if node.op_type in WITHIN else ()
         return max((_least_rows(made) for v in alone if (made := v.producer()) is not None), default=1)
     weight, width = static_shape(node.inputs[1]) or (), (static_shape(node.outputs[0]) or (1,))[-1]
     is_up = node.op_type == "ConvTranspose"
@@ -375,7 +324,7 @@ def _until(node: ir.Node, end: int, height: int) -> int:
     element gives as many: so nothing is cut off that was made, and it stays in blocks.
     """
     sizes = [_rows_made(node)]
-    if node.op_type in _WITHIN:
+    if node.op_type in WITHIN:
         sizes += [_rows_made(made) for v in node.inputs if v is not None and (made := v.producer()) is not None]
     unit = max(sizes)
     end = min(height, -(-end // unit) * unit)
@@ -385,7 +334,7 @@ def _until(node: ir.Node, end: int, height: int) -> int:
 def _rows_made(node: ir.Node) -> int:
     """How many rows a node makes of each row of an image that it makes larger; 1 of others."""
     dims = [static_shape(v) or () for v in (node.inputs[0], node.outputs[0]) if v is not None]
-    if node.op_type not in ("Resize", "Upsample") or [len(each) for each in dims] != [4, 4]:
+    if node.op_type not in LARGER or [len(each) for each in dims] != [4, 4]:
         return 1
     (*_, before, _), (*_, after, _) = dims
     return after // before if before and after % before == 0 else 1

@@ -140,19 +140,19 @@ def settle_scales(writer: SliceWriter) -> None:
         if not scales:
             continue
         factor = np.float32(1.0)
-        for place, (value, number) in scales.items():
-            before = node.inputs[place]
-            node.replace_input_with(place, value)
-            if before is not None:
-                writer.read_no_more(before)
+        for place, (unscaled, number) in scales.items():
+            scaled = node.inputs[place]
+            node.replace_input_with(place, unscaled)
+            if scaled is not None:
+                writer.read_no_more(scaled)
             factor *= number
         product = node.outputs[0]
         result = ir.Value(type=product.type, shape=product.shape)
         ir.convenience.replace_all_uses_with(product, result, replace_graph_outputs=True)
         result.name, product.name = product.name, writer.fresh(f"{product.name}.unscaled")
-        scale = writer.initializer(f"{result.name}.scale", ir.Tensor(np.array(factor)))
+        constant = writer.initializer(f"{result.name}.scale", ir.Tensor(np.array(factor)))
         name = writer.fresh(f"{node.name}/Mul")
-        graph.insert_after(node, ir.node("Mul", [product, scale], outputs=[result], name=name))
+        graph.insert_after(node, ir.node("Mul", [product, constant], outputs=[result], name=name))
 
 
 _SCALED = ir.DataType.FLOAT
@@ -160,16 +160,16 @@ _SCALED = ir.DataType.FLOAT
 
 
 def _scale_of(value: ir.Value | None) -> tuple[ir.Value, np.float32] | None:
-    """What is multiplied by one number, or divided by it, to give a value, and by which; None where it isn't so made."""
+    """What is multiplied by one number, or divided by it, to give a value, and by which; None where it isn't so."""
     node = None if value is None else value.producer()
-    if value is None or node is None or operator_name(node) not in ("Mul", "Div") or value.is_graph_output():
+    if value is None or node is None or operator_name(node) not in ("Mul", "Div"):
         return None
     for place in (0, 1) if node.op_type == "Mul" else (1,):
         number, other = node.inputs[place], node.inputs[1 - place]
         tensor = None if number is None or number.is_graph_input() else number.const_value
         if tensor is not None and other is not None and tensor.size == 1 and static_shape(other) == static_shape(value):
-            given = tensor.numpy().reshape(()).astype(np.float32)
-            return other, given if node.op_type == "Mul" else np.float32(1.0) / given
+            given = np.float32(tensor.numpy().reshape(())[()])
+            return other, given if node.op_type == "Mul" else np.float32(1.0 / given)
     return None
 
 

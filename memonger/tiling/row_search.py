@@ -191,6 +191,7 @@ class RowSearch(CutModel):
         uncut: Nodes by name that are to have images whole, and why.
         lines: How often the rows are there that are kept for later slices.
         results: How often what a band computes for others is there when it ends.
+        moving: Seconds for each byte that is cut or joined for a slice, or of what a band computes for others.
         ends: From the nodes in order to whether a band may end before each; None: before any.
         fitted: From a band and its nodes that read images to the same with as many rows as it needs, or to None where
             it won't do; None: all will.
@@ -198,13 +199,13 @@ class RowSearch(CutModel):
 
     def __init__(
         self, job: ToSlice, asked: int = 0, uncut: Mapping[str, str] = MappingProxyType({}), *, lines: int = 1,
-        results: int = 1, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
+        results: int = 1, moving: float = 0.0, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
         fitted: Fitted | None = None,
     ) -> None:  # fmt: skip
         model = job.lowered.model
         rules = row_rules(model, uncut)
         super().__init__(job, ROWS, _in_long_stretches(list(model.graph), rules), Axes(0, tuple(rules), {}))
-        self.asked, self.lines, self.copies, self.fitted = asked, lines, results, fitted
+        self.asked, self.lines, self.copies, self.moving, self.fitted = asked, lines, results, moving, fitted
         self.steps = {node: step for step, node in enumerate(self.nodes)}
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
         self.row_bytes = {v: _row_bytes(v, axis) for v, axis in self.axes_in(0, len(self.nodes)).items()}
@@ -343,7 +344,7 @@ class RowSearch(CutModel):
             if part.shares and self.job.runs_in_one:
                 break
             runs = band.counts[0] * run_seconds(part.shares, self.job.cores)
-            found.append((asked, dataclasses.replace(part, seconds=seconds + runs)))
+            found.append((asked, dataclasses.replace(part, seconds=seconds + runs + self.moving * given)))
         return found
 
     def _around(self, begin: int, end: int) -> tuple[float, float]:
@@ -368,7 +369,7 @@ class RowSearch(CutModel):
         peak, nodes_more, moved = self._walked(own)
         peak = max(peak, self._walked(slices[0])[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
-        seconds = count * (nodes_more * launch + moved * 2 / CACHE_BYTES)  # copies run on one core
+        seconds = count * (nodes_more * launch + moved * max(self.moving, 2 / CACHE_BYTES))  # copies run on one core
         for node in nodes:
             work, working_set = self.job.works[str(node.name)], self.working_set[self.steps[node]]
             seconds += work.more_seconds(cores, working_set, lines + peak, count)
@@ -399,6 +400,8 @@ class RowSearch(CutModel):
                         taken.add((value, rows))
                         more += _MORE_NODES
                         moved += own
+                        if self.moving and node.op_type in ("Resize", "Upsample"):  # in rows in place of blocks
+                            moved += sum((copy.made[1] - copy.made[0]) * self.row_bytes[v] for v in node.outputs)
                 if not left[value]:
                     buffer = self.buffer_of.get(str(value.name), -1)
                     reused = reused or buffer == self.buffer_of.get(str(node.outputs[0].name), -2)

@@ -18,7 +18,8 @@ from memonger.errors import PlanError
 from memonger.ir.values import subgraphs
 from memonger.loops import candidates, search
 from memonger.loops.branch import in_branch
-from memonger.loops.rows import Ends, with_overlap, with_row_loops
+from memonger.loops.overlap import with_overlap
+from memonger.loops.rows import Ends, with_row_loops
 from memonger.loops.writer import NotInLoopsError
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
@@ -87,13 +88,13 @@ def _model(body: str, height: int, channels: int = 16, width: int = 24) -> onnx.
 
 def test_nodes_of_signals_overlap_nothing() -> None:
     model = parse("g (float[1, 4, 32] x) => (float[1, 4, 30] y) { a = Relu(x) y = MaxPool<kernel_shape=[3]>(a) }")
-    assert not with_overlap(load(model).ir)
+    assert not with_overlap(load(model).ir, {}, 4)
 
 
 def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, ends: Ends = "nodes") -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir
-    assert not overlap or with_overlap(loaded)
+    assert not overlap or with_overlap(loaded, {}, 4)
     made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)], ends))
     onnx.checker.check_model(made, full_check=True)
     return made
@@ -263,7 +264,7 @@ def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, ends: End
     """A model whose stretches run in slices of so many rows; None where none does."""
     loaded = load(model).ir
     if overlap:
-        with_overlap(loaded)
+        with_overlap(loaded, {}, 4)
     nodes, rules = list(loaded.graph), row_rules(loaded)
     bands = []
     for is_cut, group in itertools.groupby(range(len(nodes)), lambda step: not isinstance(rules[step], Refusal)):
