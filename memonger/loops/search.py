@@ -54,6 +54,9 @@ from memonger.words import NAME, N, either, option, quoted
 TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
 
+ALIKE = 1.1
+"""What is expected to take up to so many times the least takes about as much."""
+
 UNSURE, SLACK = 0.4, 1.5
 """Candidates that are estimated to take so much more of the time than is allowed are run, too; and where one was too
 slow, those of which an estimate of so many times more is as much as is allowed by what that took."""
@@ -283,7 +286,8 @@ class _Forecast:
     def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
 
-        Forecasts are closer than estimates. Where there is none, the estimate counts.
+        Of those that take about as much, it is the fastest by estimate. Forecasts of memory are closer than estimates;
+        where there is none, the estimate counts.
         """
         found = list[Candidate]()
         while len(found) < min(FORECAST, len(self.left)):
@@ -294,7 +298,8 @@ class _Forecast:
                 del self.left[place]
         if not found:
             return None
-        best = min(found, key=self._need)
+        enough = ALIKE * min(map(self._needed, found))
+        best = min(found, key=lambda one: (self._needed(one) > enough, one.seconds, self._needed(one)))
         self.left = [each for each in self.left if each is not best]
         return best, *self._made.pop(id(best))
 
@@ -309,9 +314,9 @@ class _Forecast:
             self._made[id(candidate)] = made, expected(made, self.shapes, self.threads)
         return True
 
-    def _need(self, candidate: Candidate) -> tuple[float, float]:
+    def _needed(self, candidate: Candidate) -> float:
         _, known = self._made[id(candidate)]
-        return (candidate.bytes if known is None else known.run_bytes) + candidate.twice, candidate.seconds
+        return (candidate.bytes if known is None else known.run_bytes) + candidate.twice
 
 
 def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
