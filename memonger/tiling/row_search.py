@@ -123,7 +123,7 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
     order = list[int]()
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
-        late = _larger_late(nodes, list(steps))
+        late = larger_late(nodes, list(steps))
         for place, step in enumerate(late):
             node = nodes[step]
             if isinstance(rules[step], Slicing):
@@ -148,7 +148,7 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
     return order
 
 
-def _larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
+def larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
     """These steps in an order in which what is larger than what it is made of is made right before its first reader.
 
     What is made of that without getting smaller goes with it. At no step more is alive than before. Images that are

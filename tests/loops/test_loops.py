@@ -26,7 +26,7 @@ from memonger.ir.values import graphs
 from memonger.loops import search
 from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.loops.targets import RUNTIMES
-from memonger.loops.writer import NotInLoopsError, with_loops
+from memonger.loops.writer import NotInLoopsError, settle_scales, with_loops
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
@@ -35,6 +35,7 @@ from memonger.runtime.pairs import Pairs
 from memonger.tiling.axes import Axes, axes_of, with_repeated
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.slices import Band, SliceStage
+from memonger.tiling.writer import SliceWriter
 from tests.support.stock import normal, parse, run_stock, same
 
 
@@ -472,6 +473,58 @@ def test_sizes_that_are_open_stay_unknown_to_the_runtime(tmp_path: Path) -> None
     takes = expected(made, {"x": (16, 12, 8)}, 1)
     assert takes is not None
     assert takes.run_bytes > 0
+
+
+def test_sizes_that_differ_have_different_names() -> None:
+    """onnxruntime writes a value over another of the same names: where heads are merged with the batch, two sizes."""
+    model = parse(
+        """g (float[N, 6, 8] x) => (float[N, 6, 8] y)
+        <int64[3] heads = {-1, 6, 4}, int64[3] turned = {-1, 4, 6}, int64[3] back = {-1, 6, 8}> {
+            a = Reshape (x, back)  t = Transpose <perm = [0, 2, 1]> (a)  b = Reshape (t, back)  r = Relu (b)
+            h = Reshape (r, heads)  u = Transpose <perm = [0, 2, 1]> (h)  k = Reshape (u, turned)
+            v = Transpose <perm = [0, 2, 1]> (k)  y = Reshape (v, back)
+        }""",
+        opset=17,
+    )
+    loaded = load(model, batch=1).ir
+    sizes_of = {str(v.name): [int(dim) for dim in v.shape or ()] for node in loaded.graph for v in node.outputs}
+    made = in_branch(loaded, is_open=True)
+    named = dict[str, set[int]]()
+    for value in (v for graph in graphs(made) for node in graph for v in node.outputs):
+        for dim, size in zip(value.shape or (), sizes_of.get(str(value.name), ()), strict=False):
+            if isinstance(dim, ir.SymbolicDim):
+                named.setdefault(str(dim.value), set()).add(size)
+    assert sorted(map(sorted, named.values())) == [[1], [2]]
+    feeds = {"x": normal(3, 1, 6, 8)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, ir.serde.serialize_model(made)))
+    assert same(got["y"], want["y"])
+
+
+def test_products_are_scaled_behind_them(tmp_path: Path) -> None:
+    """onnxruntime makes all of it one product either way, of the same number: what is scaled is read by others, too;
+    sums of whole numbers and of doubles it doesn't scale."""
+    model = parse(
+        """g (float[2, 5, 7] x, float[2, 7, 5] z, double[3, 3] d)
+        => (float[2, 5, 5] y, float[2, 5, 7] s, double[3, 3] e)
+        <float third = {0.3}, float[1] three = {3}, double half = {0.3}> {
+            s = Mul (third, x)  t = Div (z, three)  y = MatMul (s, t)  u = Mul (d, half)  e = MatMul (u, u)
+        }""",
+        opset=17,
+    )
+    settled = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
+    writer = SliceWriter(settled)
+    settle_scales(writer)
+    writer.drop_unread()
+    kinds = [node.op_type for node in settled.graph]
+    assert sorted(kinds) == ["MatMul", "MatMul", "Mul", "Mul", "Mul"]
+    assert settled.graph.outputs[0].producer().op_type == "Mul"
+    made = ir.serde.serialize_model(settled)
+    onnx.checker.check_model(made, full_check=True)
+    feeds = {"x": normal(1, 2, 5, 7), "z": normal(2, 2, 7, 5), "d": normal(3, 3, 3).astype(np.float64)}
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, made))
+    assert all(same(got[name], want[name]) for name in want)
+    assert "FusedMatMul" in _optimized(model, tmp_path)
+    assert "FusedMatMul" in _optimized(made, tmp_path)
 
 
 MASKED = """g (float[8, 4, 6] x) => (float[8, 4, 4] y) <int64[3] sizes = {8, 4, 4}> {

@@ -91,6 +91,33 @@ def test_nodes_of_signals_overlap_nothing() -> None:
     assert not with_overlap(load(model).ir, {}, 4)
 
 
+CHAIN = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w1)  d = Sigmoid (c)
+    e = Mul (c, d)  y = Conv <pads = [1, 1, 1, 1]> (e, w5)
+"""
+"""Convolutions, each with an activation; that of the second is two nodes."""
+
+
+@pytest.mark.parametrize(
+    ("body", "slow", "again"),
+    [
+        (CHAIN, (), "abcde"),
+        (CHAIN, "a", "cde"),
+        (CHAIN, "c", "ab"),
+        (CHAIN, "ac", ""),
+        (RESIDUAL, (), "cdef"),  # of b other nodes read other rows: parts are cut in any case
+        (WIDE, (), "abcdefgh"),
+    ],
+)
+def test_rows_are_computed_again_where_that_takes_less_than_to_keep_them(
+    body: str, slow: Sequence[str], again: str
+) -> None:
+    loaded = load(_model(body, 40)).ir
+    names = {str(node.name): str(node.outputs[0].name) for node in loaded.graph}
+    seconds = {name: 1.0 for name, value in names.items() if value in slow}
+    assert "".join(sorted(names[name] for name in with_overlap(loaded, seconds, 4))) == again
+
+
 def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, ends: Ends = "nodes") -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir

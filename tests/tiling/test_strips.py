@@ -23,6 +23,7 @@ from memonger.schedule import recompute
 from memonger.tiling.axes import row_rules
 from memonger.tiling.candidates import InSlices
 from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.row_search import larger_late
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from memonger.tiling.slices import exits_of, needs_own, row_band, rows_in
 from memonger.tiling.writer import in_slices
@@ -347,3 +348,24 @@ def test_a_number_without_axes_is_drawn_as_an_array(kind: ir.DataType) -> None:
     drawn = SliceCheck(1, Spent())._random(value, 0)
     assert isinstance(drawn, np.ndarray)
     assert (drawn.shape, drawn.dtype) == ((), kind.numpy())
+
+
+@pytest.mark.parametrize(
+    ("body", "order"),
+    [
+        ("a = Conv (x, w) u = Resize (a, , twice) b = Relu (x) c = Conv (b, w) y = Concat <axis = 2> (u, c)", "abcuy"),
+        # what follows in the same size goes with it, and what is read by others isn't waited for
+        ("a = Conv (x, w) u = Resize (a, , twice) r = Relu (u) b = Relu (x) c = Conv (b, w) y = Concat <axis=2> (r, c)",
+         "abcury"),
+        ("a = Relu (x) u = Resize (a, , twice) b = Relu (u) c = Conv (b, w) y = Concat <axis = 2> (u, c)", "aubcy"),
+        # nothing gets larger, or what it is made of would wait, too
+        ("a = Relu (x) b = Sin (x) c = Conv (b, w) y = Concat <axis = 2> (a, c)", "abcy"),
+        ("u = Resize (x, , twice) b = Relu (x) c = Conv (b, w) y = Concat <axis = 2> (u, c)", "bcuy"),
+    ],
+)  # fmt: skip
+def test_what_gets_larger_is_made_right_before_it_is_read(body: str, order: str) -> None:
+    model = parse(f"g (float[1, 2, 4, 4] x) => (float[1, 2, H, W] y) <float[4] twice = {{1, 1, 2, 1}}> {{ {body} }}")
+    model.graph.initializer.append(numpy_helper.from_array(normal(0, 2, 2, 1, 1), "w"))
+    nodes = list(load(onnx.shape_inference.infer_shapes(model)).ir.graph)
+    late = larger_late(nodes, range(len(nodes)))
+    assert "".join(str(nodes[step].outputs[0].name) for step in late) == order
