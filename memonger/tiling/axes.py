@@ -13,6 +13,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from memonger.errors import PlanError
+from memonger.ir.extract import is_fed
 from memonger.ir.marks import STRIP, WINDOW
 from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import all_values, static_shape, subgraphs
@@ -236,6 +237,11 @@ _WINDOWS = frozenset(
 """Operators whose windows slide over images, and over sequences."""
 
 
+_READ_IMAGES = _WINDOWS | {"Resize", "Upsample", "com.microsoft.nchwc::ReorderInput"}
+
+_RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
+
+
 def rows_axis(value: ir.Value | None) -> int | None:
     """The axis of a value's rows, if nobody cut what it is made of; None where it is no image of several rows."""
     shape = None if value is None or value.const_value is not None else static_shape(value)
@@ -269,10 +275,10 @@ def _rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slici
         made = slicing(node, axes, height, halo=True)
         if isinstance(made, Refusal):
             return made
+        if cut.node.op_type in ("Reshape", "Expand", "Transpose") and not in_order:
+            cut.refuse("mixes the rows of an image")
         if not made.height:
             # What computes each row of its outputs from the same row of its inputs, and of others maybe all
-            if cut.node.op_type in ("Reshape", "Expand", "Transpose") and not in_order:
-                cut.refuse("mixes the rows of an image")
             images = {index: axis for index, axis in cut.axes.items() if index not in made.whole}
             heights = [cut.dims(index)[axis] for index, axis in images.items()]
             heights += [cut.out(index)[axis] for index, axis in made.outputs.items()]
@@ -293,6 +299,43 @@ def _rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slici
         return sentence(node, str(error))
 
 
+def rows_of_tokens(model: ir.Model) -> dict[ir.Value, int]:
+    """The axis of rows of what images are made of that windows read, or are made larger: of tokens, of which a row of
+    an image is a stretch.
+
+    It goes back from the images by what moves rows, and by what computes each from the same row.
+    """
+    axis_of, tokens = dict[ir.Value, int](), set[ir.Value]()
+    for node in reversed(list(model.graph)):
+        value = next(iter(node.outputs), None)
+        axis = None if value is None else axis_of.get(value, rows_axis(value) if _is_image(value) else None)
+        if value is None or axis is None:
+            continue
+        for index, read in enumerate(node.inputs):
+            if read is None or not is_fed(read) or read in axis_of:
+                continue
+            for place, size in enumerate(static_shape(read) or ()):
+                made = slicing(node, {index: place}, size, halo=True) if size > 1 else None
+                if not isinstance(made, Slicing) or (made.height and node.op_type not in _RESHAPES):
+                    continue
+                if made.outputs.get(0) == axis and made.inputs.get(index) == place:
+                    axis_of[read] = place
+                    tokens |= {read} if value in tokens or node.op_type in {"Transpose", *_RESHAPES} else set()
+                    break
+    return {value: axis_of[value] for value in tokens}
+
+
+def _is_image(value: ir.Value) -> bool:
+    """Whether windows read a value, or it is made larger."""
+    return any(index == 0 and operator_name(user) in _READ_IMAGES for user, index in value.uses())
+
+
+def _is_stretched(node: ir.Node, how: Slicing) -> bool:
+    """Whether a row of a node's result is several of its input, or the other way around, and each is moved."""
+    read = node.inputs[0] if node.op_type in _RESHAPES else None
+    return read is not None and how.height > 0 and (static_shape(read) or ())[how.inputs[0]] != how.height
+
+
 def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})) -> list[Slicing | Refusal | None]:
     """For each node of a model how it gives rows, or why it can't; None: it reads no image.
 
@@ -301,7 +344,8 @@ def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})
         refused: Nodes by name that are to have images whole, and why.
     """
     answers: list[Slicing | Refusal | None] = []
-    axis_of, in_order = dict[ir.Value | None, int](), set[ir.Value | None]()
+    tokens = rows_of_tokens(model)
+    axis_of, in_order = dict[ir.Value | None, int](tokens.items()), set[ir.Value | None](tokens)
     for node in model.graph:
         axes = {index: axis_of.get(value, rows_axis(value)) for index, value in enumerate(node.inputs)}
         read = {index: axis for index, axis in axes.items() if axis is not None}
@@ -311,6 +355,9 @@ def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})
         images = [value for index in read if (value := node.inputs[index]) is not None]
         is_in_order = any(value in in_order or is_slid_over(value) for value in images)
         answer = _rows_of(node, read, in_order=is_in_order) if read else None
+        is_known = node.outputs[0] in tokens or _is_image(node.outputs[0])
+        if isinstance(answer, Slicing) and not is_known and _is_stretched(node, answer):
+            answer = sentence(node, "gives no image with the rows of its input, nor what one is made of")
         if isinstance(answer, Slicing) and str(node.name) in refused:
             answer = sentence(node, refused[str(node.name)])
         answers.append(answer)

@@ -117,16 +117,18 @@ class BandOfRows:
 def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]) -> list[int]:
     """An order in which what needs images whole comes before nodes that it doesn't depend on.
 
-    So the values of an attention are there before the product of its queries and keys, and all of that is one stretch.
+    So the values of an attention are there before the product of its queries and keys, and all of that is one stretch;
+    also where these are computed in rows, in the stretch before.
     And what is made of an image that is there whole anyway, for what comes behind, waits for that.
     """
-    order = list[int]()
+    order, read_whole = list[int](), _read_whole(nodes, rules)
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
         late = larger_late(nodes, list(steps))
         for place, step in enumerate(late):
             node = nodes[step]
-            if isinstance(rules[step], Slicing):
+            how, depends = rules[step], any(v is not None and v.producer() in there for v in node.inputs)
+            if isinstance(how, Slicing) and (depends or node not in read_whole):
                 if behind:
                     read = {value for other in behind for value in nodes[other].inputs}
                     also = read.union(value for other in own for value in nodes[other].inputs)
@@ -135,17 +137,47 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
                     waits = [other for other, values in images.items() if read.issuperset(values)]
                     order += [*before, *(other for other in own if other not in waits)]
                     before, own, behind, there = behind, waits, [], {nodes[other] for other in waits}
+                whole = {node.inputs[index] for index in how.whole}
+                if not behind and any(value is not None and value.producer() in there for value in whole):
+                    order += [*before, *own]
+                    before, own, there = [], [], set[ir.Node]()
                 own.append(step)
                 there.add(node)
-            elif any(value is not None and value.producer() in there for value in node.inputs) or (
-                behind and step < max(late[:place], default=-1)  # it waits for its reader
-            ):
+            elif depends or (behind and step < max(late[:place], default=-1)):  # or it waits for its reader
                 behind.append(step)
                 there.add(node)
             else:
                 before.append(step)
         order += [*before, *own, *behind]
     return order
+
+
+def _no_whole_reads(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]) -> list[int]:
+    """For each node the number of the part that it is in: none reads whole what its part computes."""
+    numbers, made = list[int](), set[ir.Value | None]()
+    for node, how in zip(nodes, rules, strict=True):
+        starts = isinstance(how, Slicing) and not made.isdisjoint(node.inputs[index] for index in how.whole)
+        if starts:
+            made.clear()
+        made.update(node.outputs)
+        numbers.append(numbers[-1] + starts if numbers else 0)
+    return numbers
+
+
+def _read_whole(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]) -> set[ir.Node]:
+    """Nodes whose rows serve for nothing but what others read whole that give rows, as an attention's values."""
+    whole = {
+        node.inputs[index]
+        for node, how in zip(nodes, rules, strict=True)
+        if isinstance(how, Slicing)
+        for index in how.whole
+    }
+    found = set[ir.Node]()
+    for node in reversed(nodes):
+        readers = [user for value in node.outputs if value not in whole for user in value.consumers()]
+        if (readers or not whole.isdisjoint(node.outputs)) and found.issuperset(readers):
+            found.add(node)
+    return found
 
 
 def larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
@@ -156,6 +188,7 @@ def larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
     beside it.
     """
     place_of, gains = {nodes[step]: step for step in steps}, set[ir.Node]()
+    surely = dict(place_of)
     for step in reversed(steps):
         node = nodes[step]
         readers = [place_of.get(user) for value in node.outputs for user in value.consumers()]
@@ -164,12 +197,13 @@ def larger_late(nodes: Sequence[ir.Node], steps: Sequence[int]) -> list[int]:
         first = min(place for place in readers if place is not None)
         waits = 0  # bytes that would stay as long
         for value in {value for value in node.inputs if value is not None and is_fed(value)}:
-            others = (place_of.get(user, math.inf) for user in value.consumers() if user is not node)
+            others = (surely.get(user, math.inf) for user in value.consumers() if user is not node)
             waits += 0 if value.is_graph_output() or any(at >= first for at in others) else nbytes(value) or 0
         given = sum(nbytes(value) or 0 for value in node.outputs)
         if waits <= given:
             place_of[node] = first
         if waits < given:
+            surely[node] = first
             gains.add(node)
     waiting = dict[int, list[int]]()
     for step in steps:
@@ -248,14 +282,14 @@ class RowSearch(CutModel):
 
         The arguments are those of `candidates`.
         """
-        # Stretches: steps one after the other of which none needs an image whole. Of those of slices of one length all
-        # do the same, and the last has most around it
+        # Stretches: steps one after the other of which none needs an image whole, nor what the others compute. Of those
+        # of slices of one length all do the same, and the last has most around it
         alike, outside = dict[object, list[tuple[int, int]]](), np.ones(len(self.nodes), bool)
-        steps = range(len(self.nodes))
+        steps, parts_of = range(len(self.nodes)), _no_whole_reads(self.nodes, self.how)
         for key, group in itertools.groupby(
-            steps, lambda s: (isinstance(self.how[s], Refusal), chunk_of(self.nodes[s]))
+            steps, lambda s: (isinstance(self.how[s], Refusal), chunk_of(self.nodes[s]), parts_of[s])
         ):
-            (is_whole, chunk), own = key, list(group)
+            (is_whole, chunk, _), own = key, list(group)
             if is_whole or not any(isinstance(self.how[step], Slicing) for step in own):
                 continue
             begin, end = own[0], own[-1] + 1

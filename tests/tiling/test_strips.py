@@ -20,9 +20,9 @@ from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.plan_records import Spent
 from memonger.schedule import recompute
-from memonger.tiling.axes import row_rules
+from memonger.tiling.axes import row_rules, rows_of_tokens
 from memonger.tiling.candidates import InSlices
-from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.cutting import Refusal, SliceCopy, Slicing
 from memonger.tiling.row_search import larger_late
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from memonger.tiling.slices import exits_of, needs_own, row_band, rows_in
@@ -369,3 +369,29 @@ def test_what_gets_larger_is_made_right_before_it_is_read(body: str, order: str)
     nodes = list(load(onnx.shape_inference.infer_shapes(model)).ir.graph)
     late = larger_late(nodes, range(len(nodes)))
     assert "".join(str(nodes[step].outputs[0].name) for step in late) == order
+
+
+def test_which_values_are_tokens_of_an_image() -> None:
+    """Those between an image and the next, or before the first; not what nothing makes an image of again."""
+    model = parse(
+        """g (float[1, 2, 6, 4] x, float[1, 24, 2] z) => (float[1, 2, 6, 4] y, float[1, 24, 2] v)
+        <int64[3] flat = {1, 2, 24}, int64[4] image = {1, 2, 6, 4}> {
+            a = Conv <kernel_shape = [1, 1]> (x, w)  b = Reshape (a, flat)  c = Transpose <perm = [0, 2, 1]> (b)
+            d = Add (c, z)  e = Transpose <perm = [0, 2, 1]> (d)  f = Reshape (e, image)
+            y = Conv <kernel_shape = [1, 1]> (f, w)  g = Reshape (y, flat)  v = Transpose <perm = [0, 2, 1]> (g)
+        }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(normal(0, 2, 2, 1, 1), "w"))
+    loaded = load(onnx.shape_inference.infer_shapes(model)).ir
+    tokens = {str(value.name): axis for value, axis in rows_of_tokens(loaded).items()}
+    assert {name: tokens[name] for name in "bcdez"} == {"b": 2, "c": 1, "d": 1, "e": 2, "z": 1}
+    assert not {"f", "g", "v"} & tokens.keys()
+    rules = {str(node.outputs[0].name): rule for node, rule in zip(loaded.graph, row_rules(loaded), strict=True)}
+    assert {name for name, rule in rules.items() if isinstance(rule, Slicing)} == set("abcdefy")
+    assert "gives no image with the rows of its input, nor what one is made of" in str(rules["g"])
+    stretched = rules["f"]
+    assert isinstance(stretched, Slicing)
+    assert stretched.copy(2, 5).inputs == {0: (8, 20)}
+    flat = rules["b"]
+    assert isinstance(flat, Slicing)
+    assert flat.copy(8, 18) == SliceCopy((8, 20), (8, 20), {0: (2, 5)})

@@ -9,16 +9,29 @@ from memonger.tiling.cutting import Cut, SliceCopy, Slicing, axis_rule
 
 @axis_rule("Reshape Flatten Squeeze Unsqueeze")
 def _reshape(cut: Cut) -> Slicing:
-    """Cut along the axis whose slices are the same bytes: with the same product of the axes before it."""
+    """Cut along the axis whose slices are the same bytes: with the same product of the axes before it.
+
+    Of rows each may be a stretch of a longer axis, as tokens of an image, or the other way around.
+    """
     before, after, axis = cut.dims(0), cut.out(), cut.axis
-    outer = math.prod(before[:axis])
+    outer, count = math.prod(before[:axis]), before[axis]
     fitting = (a for a, n in enumerate(after) if math.prod(after[:a]) == outer and n > 0 and n % cut.size == 0)
+    if cut.halo:
+        places = (a for a, n in enumerate(after) if math.prod(after[:a]) == outer and n > 1)
+        fitting = (a for a in places if after[a] % count == 0 or count % after[a] == 0)
     place = next(fitting, None)
-    if place is not None:
+    if place is None:
+        cut.refuse(f"makes {list(after)} of {list(before)}, in which slices of axis {axis} aren't slices of one axis")
+    given = after[place]
+    if not cut.halo or given == count:
         return cut.along({0: axis}, {0: place})
-    return cut.refuse(
-        f"makes {list(after)} of {list(before)}, in which slices of axis {axis} aren't slices of one axis"
-    )
+
+    def rows(begin: int, end: int) -> SliceCopy:
+        first, last = begin * count // given, -(-end * count // given)
+        made = first * given // count, last * given // count
+        return SliceCopy((begin, made[1]), made, {0: (first, last)})
+
+    return cut.in_rows(rows, place)
 
 
 @axis_rule("Transpose")
