@@ -122,7 +122,7 @@ def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
     return copy
 
 
-_TOLD = ("ConcatFromSequence", "Reshape", "Scan")
+_TOLD = ("ConcatFromSequence", "Loop", "Reshape", "Scan")
 """Operators whose results keep the other dimensions where the first is not to be known: no inference tells them."""
 
 
