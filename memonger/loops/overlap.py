@@ -34,10 +34,8 @@ def with_overlap(model: ir.Model, seconds: Mapping[str, float], slices: int) -> 
     """
     nodes = list(model.graph)
     rules = {node: rule for node, rule in zip(nodes, row_rules(model), strict=True) if isinstance(rule, Slicing)}
-    wanted, marked = (
-        dict[ir.Value, set[int]](),
-        set[ir.Node](),
-    )  # by each reader so many rows of those of the slice before
+    wanted = dict[ir.Value, set[int]]()  # by each reader so many rows of those that the slice before has
+    marked = set[ir.Node]()
     for node in (node for node in reversed(nodes) if node in rules):
         value, rows = node.outputs[0], wanted.get(node.outputs[0], {0})
         # where its readers want other rows, parts are cut in any case

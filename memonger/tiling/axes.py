@@ -238,8 +238,10 @@ _WINDOWS = frozenset(
 
 
 _READ_IMAGES = _WINDOWS | {"Resize", "Upsample", "com.microsoft.nchwc::ReorderInput"}
+"""Operators whose first input is an image, or a sequence."""
 
 _RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
+"""Operators that a row of an image may be a stretch of tokens behind, or before."""
 
 
 def rows_axis(value: ir.Value | None) -> int | None:

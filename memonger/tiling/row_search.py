@@ -124,9 +124,9 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
     order, read_whole = list[int](), _read_whole(nodes, rules)
     for _, steps in itertools.groupby(range(len(nodes)), lambda step: chunk_of(nodes[step])):
         before, own, behind, there = list[int](), list[int](), list[int](), set[ir.Node]()
-        late = larger_late(nodes, list(steps))
-        for place, step in enumerate(late):
-            node = nodes[step]
+        latest = -1
+        for step in larger_late(nodes, list(steps)):
+            node, waits_for_reader, latest = nodes[step], step < latest, max(step, latest)
             how, depends = rules[step], any(v is not None and v.producer() in there for v in node.inputs)
             if isinstance(how, Slicing) and (depends or node not in read_whole):
                 if behind:
@@ -143,7 +143,7 @@ def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refus
                     before, own, there = [], [], set[ir.Node]()
                 own.append(step)
                 there.add(node)
-            elif depends or (behind and step < max(late[:place], default=-1)):  # or it waits for its reader
+            elif depends or (behind and waits_for_reader):
                 behind.append(step)
                 there.add(node)
             else:
