@@ -17,9 +17,9 @@ import onnx_ir as ir
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.loops.overlap import MOVING_SECONDS, with_overlap
-from memonger.loops.rows import BLOCK, LARGER, SEQUENCES_OPSET, Ends, in_steady_slices, with_row_loops
+from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, Ends, in_steady_slices, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
-from memonger.tiling.axes import row_rules
+from memonger.tiling.axes import LARGER, row_rules
 from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_regions import STRIDE
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
@@ -222,8 +222,9 @@ def _candidate(axis: StageSearch, bands: Sequence[Band], open_size: str) -> Cand
 def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:
     """Bands whose images run in slices of rows, as they are estimated for a plan, without nodes that round otherwise.
 
-    A loop has the lines that it takes and gives; a Scan those that it began with, too, and those at its end. Either has
-    its results as it took them slice by slice, and as the next node reads them.
+    What slices share is kept; or some rows are computed again, for few slices and for more. A loop has the lines that
+    it takes and gives; a Scan those that it began with, too, and those at its end. Either has its results as it took
+    them slice by slice, and as the next node reads them.
 
     Args:
         job: The model.
@@ -232,9 +233,14 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     """
     in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
-    for lines in (4, 2)[: 1 + in_turns]:
+    forms = {frozenset[str](): job.lowered.model}
+    for slices in OVERLAPS:
+        model = job.lowered.model.clone()
+        forms.setdefault(with_overlap(model, job.product_seconds, slices), model)
+    for model, lines in itertools.product(forms.values(), (4, 2)[: 1 + in_turns]):
+        own = replace(job, lowered=replace(job.lowered, model=model))
         search = RowSearch(
-            job, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=in_steady_slices
+            own, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=in_steady_slices
         )
         yield from _in_rows(search, is_scan=lines == 4)
 
@@ -254,16 +260,6 @@ def _in_rows(search: RowSearch, is_scan: bool) -> Iterator[Candidate]:
         for ends in forms[: 1 + (APART * twice <= need)]:
             write = partial(with_row_loops, model, bands, ends)
             yield Candidate(need, seconds, write, tuple(loops), twice=twice * (1 + (ends != "nodes")))
-
-
-def overlapping(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[Candidate]:
-    """The same where some rows are computed again in place of kept, for few slices and for more."""
-    seconds, known = {name: work.product_seconds(job.cores) for name, work in job.works.items()}, {frozenset[str]()}
-    for slices in OVERLAPS:
-        model = job.lowered.model.clone()
-        if (marked := with_overlap(model, seconds, slices)) not in known:
-            known.add(marked)
-            yield from in_rows(replace(job, lowered=replace(job.lowered, model=model)), check, in_turns)
 
 
 def rounded(axis: StageSearch, check: SliceCheck) -> Iterator[str]:

@@ -6,6 +6,7 @@ than to compute the few once more. That is worked out for each image, from the l
 want more rows of what they are made of.
 """
 
+import math
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -14,8 +15,8 @@ from memonger.ir.extract import is_fed
 from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import nbytes
-from memonger.loops.rows import LARGER, WITHIN
-from memonger.tiling.axes import row_rules
+from memonger.loops.rows import WITHIN
+from memonger.tiling.axes import LARGER, row_rules
 from memonger.tiling.cutting import Slicing
 
 MOVING_SECONDS = 2e-10
@@ -41,12 +42,12 @@ def with_overlap(model: ir.Model, seconds: Mapping[str, float], slices: int) -> 
         # where its readers want other rows, parts are cut in any case
         if len(rows) == 1 and node not in marked and all(user in rules for user in value.consumers()):
             chain = _chain(node, rules)
-            products = sum(seconds.get(str(each.name), 0.0) for each in chain)
-            reads = {v: more for each in chain for v, more in _wanted(each, rules[each], 0, slices).items()}
-            newly = [v for v, more in reads.items() if not (more or max(wanted.get(v, {0})) or v.is_graph_input())]
+            products = math.fsum(seconds.get(str(each.name), 0.0) for each in chain)
+            reads = [one for each in chain for one in _wanted(each, rules[each], 0, slices).items()]
+            wanted_anyway = {v for v, more in reads if more or max(wanted.get(v, {0})) or v.is_graph_input()}
+            newly = {v for v, _ in reads if v.producer() not in chain} - wanted_anyway
             larger = [user.outputs[0] for user in value.consumers() if user.op_type in LARGER]  # in rows then, too
-            kept = sum(nbytes(v) or 0 for v in (value, *larger))
-            kept -= sum(nbytes(v) or 0 for v in newly if v.producer() not in chain)
+            kept = sum(nbytes(v) or 0 for v in (value, *larger)) - sum(nbytes(v) or 0 for v in newly)
             again = products * slices * max(rows) / rules[node].height
             marked |= chain if max(rows) and again < MOVING_SECONDS * kept else set()
         for v, more in _wanted(node, rules[node], max(rows) if node in marked else 0, slices).items():
@@ -58,16 +59,12 @@ def with_overlap(model: ir.Model, seconds: Mapping[str, float], slices: int) -> 
 
 def _chain(node: ir.Node, rules: Mapping[ir.Node, Slicing]) -> set[ir.Node]:
     """A node, and where that runs within what makes its inputs, as an activation, the nodes that do."""
-    own, waiting = {node}, [node]
-    while waiting:
-        last = waiting.pop()
-        for value in last.inputs if operator_name(last) in WITHIN else ():
-            made = None if value is None or value.is_graph_output() else value.producer()
-            if made is None or made not in rules or made in own or value is None:
-                continue
-            if own.issuperset(value.consumers()):
-                own.add(made)
-                waiting += [made, *(user for user in own if user.op_type in WITHIN)]  # these may read it alone now
+    own, more = {node}, {node}
+    while more:
+        own |= more
+        values = (v for each in own if operator_name(each) in WITHIN for v in each.inputs if v is not None)
+        alone = (v.producer() for v in values if own.issuperset(v.consumers()) and not v.is_graph_output())
+        more = {made for made in alone if made is not None and made in rules} - own
     return own
 
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from memonger.ir.marks import CHUNK, OVERLAP, STRIP, WINDOW
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
-from memonger.tiling.axes import row_rules
+from memonger.tiling.axes import LARGER, row_rules
 from memonger.tiling.cutting import Interval, Slicing
 from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
@@ -220,9 +220,6 @@ def _moved(one: Mapping[Place, Interval], other: Mapping[Place, Interval]) -> di
 
 _IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Relu", "LeakyRelu", "Sigmoid", "Tanh"))
 """Operators that work on channels in blocks where all that they read is so."""
-
-LARGER = frozenset(("Resize", "Upsample"))
-"""Operators that make an image larger; within blocks of channels in a third of the time."""
 
 _MAKES_BLOCKS = _IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
 """Operators that may write channels in blocks."""

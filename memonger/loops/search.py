@@ -24,7 +24,7 @@ from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
 from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
-from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, overlapping, rounded, why_not
+from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
 from memonger.loops.writer import NotInLoopsError, settle_constants, settle_scales
@@ -209,14 +209,12 @@ def shrink(
         found += in_regions(search, sliced, allow_rounding)
     if not is_step and has_whole_batch:
         found += in_rows(search.job, sliced, in_branches)
-        found += overlapping(search.job, sliced, in_branches)
-        seconds = {name: work.product_seconds(cores) for name, work in search.job.works.items()}
-        copied = with_copies(search.job.lowered.model, seconds, max_overhead * search.seconds, whole)
+        copied = with_copies(search.job.lowered.model, search.job.product_seconds, max_overhead * search.seconds, whole)
         if copied is not None:
             again = planner.prepare(replace(loaded, ir=copied[0]), options)
             other = ChunkSearch(again.lowered, again.request, options, again.device, batch, solve(again))
-            ways = [*in_rows(other.job, sliced, in_branches), *overlapping(other.job, sliced, in_branches)]
-            found += (replace(each, seconds=each.seconds + copied[1]) for each in ways)
+            copies = in_rows(other.job, sliced, in_branches)
+            found += (replace(each, seconds=each.seconds + copied[1]) for each in copies)
     if target is not None and not RUNTIMES[target].nests:
         found = [each for each in found if not each.is_nested]
     most = whole if in_branches else WORTH * whole  # in a branch it takes less in any case

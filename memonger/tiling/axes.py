@@ -6,7 +6,7 @@ operator's rule doesn't cut along that axis is a barrier: it needs images whole.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -237,7 +237,10 @@ _WINDOWS = frozenset(
 """Operators whose windows slide over images, and over sequences."""
 
 
-_READ_IMAGES = _WINDOWS | {"Resize", "Upsample", "com.microsoft.nchwc::ReorderInput"}
+LARGER = frozenset(("Resize", "Upsample"))
+"""Operators that make an image larger."""
+
+_READ_IMAGES = _WINDOWS | LARGER | {"com.microsoft.nchwc::ReorderInput"}
 """Operators whose first input is an image, or a sequence."""
 
 _RESHAPES = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze"))
@@ -257,7 +260,12 @@ def rows_axis(value: ir.Value | None) -> int | None:
 
 def is_slid_over(value: ir.Value) -> bool:
     """Whether windows read a value, so that its rows are in order."""
-    return any(index == 0 and operator_name(node) in _WINDOWS for node, index in value.uses())
+    return _is_read_by(value, _WINDOWS)
+
+
+def _is_read_by(value: ir.Value, operators: Collection[str]) -> bool:
+    """Whether one of these operators has a value for its first input."""
+    return any(index == 0 and operator_name(node) in operators for node, index in value.uses())
 
 
 def _rows_of(node: ir.Node, axes: Mapping[int, int], *, in_order: bool) -> Slicing | Refusal:
@@ -310,8 +318,10 @@ def rows_of_tokens(model: ir.Model) -> dict[ir.Value, int]:
     axis_of, tokens = dict[ir.Value, int](), set[ir.Value]()
     for node in reversed(list(model.graph)):
         value = next(iter(node.outputs), None)
-        axis = None if value is None else axis_of.get(value, rows_axis(value) if _is_image(value) else None)
-        if value is None or axis is None:
+        if value is None:
+            continue
+        axis = axis_of.get(value, rows_axis(value) if _is_read_by(value, _READ_IMAGES) else None)
+        if axis is None:
             continue
         for index, read in enumerate(node.inputs):
             if read is None or not is_fed(read) or read in axis_of:
@@ -325,11 +335,6 @@ def rows_of_tokens(model: ir.Model) -> dict[ir.Value, int]:
                     tokens |= {read} if value in tokens or node.op_type in {"Transpose", *_RESHAPES} else set()
                     break
     return {value: axis_of[value] for value in tokens}
-
-
-def _is_image(value: ir.Value) -> bool:
-    """Whether windows read a value, or it is made larger."""
-    return any(index == 0 and operator_name(user) in _READ_IMAGES for user, index in value.uses())
 
 
 def _is_stretched(node: ir.Node, how: Slicing) -> bool:
@@ -357,7 +362,7 @@ def row_rules(model: ir.Model, refused: Mapping[str, str] = MappingProxyType({})
         images = [value for index in read if (value := node.inputs[index]) is not None]
         is_in_order = any(value in in_order or is_slid_over(value) for value in images)
         answer = _rows_of(node, read, in_order=is_in_order) if read else None
-        is_known = node.outputs[0] in tokens or _is_image(node.outputs[0])
+        is_known = node.outputs[0] in tokens or _is_read_by(node.outputs[0], _READ_IMAGES)
         if isinstance(answer, Slicing) and not is_known and _is_stretched(node, answer):
             answer = sentence(node, "gives no image with the rows of its input, nor what one is made of")
         if isinstance(answer, Slicing) and str(node.name) in refused:

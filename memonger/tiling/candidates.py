@@ -70,6 +70,11 @@ class ToSlice:
     outer: "InSlices | None" = None
 
     @property
+    def product_seconds(self) -> dict[str, float]:
+        """About what the products of each node take, by name."""
+        return {name: work.product_seconds(self.cores) for name, work in self.works.items()}
+
+    @property
     def runs_in_one(self) -> bool:
         """Whether slices have no sessions to share, as with ranges of sizes or a state."""
         return bool(self.ranges) or kept_state.KEY in self.lowered.model.metadata_props

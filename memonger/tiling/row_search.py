@@ -28,11 +28,11 @@ from memonger.ir.values import nbytes, static_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
-from memonger.tiling.axes import BLOCKED, Axes, row_rules, rows_axis
+from memonger.tiling.axes import BLOCKED, LARGER, Axes, row_rules, rows_axis
 from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, CutModel, ToSlice
 from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Interval, Refusal, Slicing
-from memonger.tiling.slices import Band, Slice, exits_of, needs_own, row_band, row_slices, rows_in, slice_rows
+from memonger.tiling.slices import Band, Slice, exits_of, row_band, row_slices, rows_in, slice_rows
 
 PLACES, FEWEST_PLACES, STEPS_OF_BANDS = 16, 6, 1200
 """A stretch may be cut into so many parts of about as many steps each, or fewer where bands would have more steps."""
@@ -358,7 +358,7 @@ class RowSearch(CutModel):
         own = {node: rule for node, rule in nodes.items() if isinstance(rule, Slicing)}
         (before, given), needed = self._around(begin, end), math.inf
         beside = before + max(1, self.copies) * given
-        if needs_own(own) or (beside >= found[0][1].bytes and not self.asked):
+        if beside >= found[0][1].bytes and not self.asked:
             return found
         rows = min((rows_in(value, own) for value in exits_of(own)), default=0)
         packed = sum(self.job.works[str(node.name)].packed for node in own)
@@ -434,7 +434,7 @@ class RowSearch(CutModel):
                         taken.add((value, rows))
                         more += _MORE_NODES
                         moved += own
-                        if self.moving and node.op_type in ("Resize", "Upsample"):  # in rows in place of blocks
+                        if self.moving and node.op_type in LARGER:  # in rows in place of blocks
                             moved += sum((copy.made[1] - copy.made[0]) * self.row_bytes[v] for v in node.outputs)
                 if not left[value]:
                     buffer = self.buffer_of.get(str(value.name), -1)

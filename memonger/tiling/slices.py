@@ -137,12 +137,6 @@ def tallest(nodes: Mapping[ir.Node, Slicing]) -> int:
     return max(rows_in(value, nodes) for value in exits_of(nodes))
 
 
-def needs_own(nodes: Mapping[ir.Node, Slicing]) -> bool:
-    """Whether one of the nodes reads whole what others of them compute in rows: they can't be one band."""
-    whole = (node.inputs[index] for node, rule in nodes.items() for index in rule.whole)
-    return any(value is not None and value.producer() in nodes for value in whole)
-
-
 def row_slices(
     nodes: Mapping[ir.Node, Slicing], ends: Sequence[int],
     until: Callable[[ir.Node, int, int], int] = lambda node, end, height: end,

@@ -23,16 +23,13 @@ from memonger.ir.tensors import FILES
 from memonger.ir.values import all_values, graphs, static_shape, tensor_shape
 from memonger.lowering.cpu_convolutions import block_size
 from memonger.model.kept_state import state_of
-from memonger.tiling.axes import BLOCKED, rows_axis
+from memonger.tiling.axes import BLOCKED, LARGER, rows_axis
 from memonger.tiling.cutting import Interval, Refusal, SliceCopy, Slicing
 from memonger.tiling.slice_check import CheckedCopy, Elements
 from memonger.tiling.slices import Band, Slice, axes_of_nodes, emission, exits_of, row_slices, runs_again
 
 _INDEX = 16
 """A row is written into its whole where it lies if it has so many times the bytes of the numbers that say where."""
-
-_BY_PLACE = frozenset(("Resize", "Upsample"))
-"""Operators that compute with the numbers of rows: other rows of other slices may be rounded otherwise."""
 
 
 @dataclass(slots=True)
@@ -467,7 +464,8 @@ class BandWriter:
         how, (begin, end) = self.nodes[node], copy.rows
         given = begin - copy.made[0], end - copy.made[0]
         told = tuple(sorted((name, str(value)) for name, value in copy.attributes.items()))
-        place = copy.rows if how.height and node.op_type in _BY_PLACE else None
+        # these compute with the numbers of rows: other rows of other slices may be rounded otherwise
+        place = copy.rows if how.height and node.op_type in LARGER else None
         return CheckedCopy(
             made, str(node.name), (end - begin) / (self.size or how.height),
             (given, copy.made[1] - copy.made[0], told, place),

@@ -29,8 +29,8 @@ from memonger.runtime.onnxruntime import onnxruntime
 from memonger.tiling.axes import row_rules
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.cutting import Refusal, Slicing
-from memonger.tiling.slices import Band, needs_own, row_band
-from tests.support.image_networks import ImageNetwork, rows_of_all
+from memonger.tiling.slices import Band, row_band
+from tests.support.image_networks import ImageNetwork, needs_own, rows_of_all
 from tests.support.stock import normal, parse, run_stock, same
 
 RESIDUAL = """

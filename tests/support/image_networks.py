@@ -1,6 +1,6 @@
 """Random networks of operators on images, and what a plan of one in strips of rows gives beside the whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -339,3 +339,9 @@ def rows_of_all(model: ir.Model, rows: int, begin: int = 0, end: int | None = No
     rules, stop = row_rules(model), len(model.graph) if end is None else end
     own = list(zip(model.graph, rules, strict=True))[begin:stop]
     return row_band(begin, stop, {node: rule for node, rule in own if isinstance(rule, Slicing)}, rows)
+
+
+def needs_own(nodes: Mapping[ir.Node, Slicing]) -> bool:
+    """Whether one of the nodes reads whole what others of them compute in rows: they can't be one band."""
+    whole = (node.inputs[index] for node, rule in nodes.items() for index in rule.whole)
+    return any(value is not None and value.producer() in nodes for value in whole)

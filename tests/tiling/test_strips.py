@@ -25,10 +25,10 @@ from memonger.tiling.candidates import InSlices
 from memonger.tiling.cutting import Refusal, SliceCopy, Slicing
 from memonger.tiling.row_search import larger_late
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
-from memonger.tiling.slices import exits_of, needs_own, row_band, rows_in
+from memonger.tiling.slices import exits_of, row_band, rows_in
 from memonger.tiling.writer import in_slices
 from tests.support import networks
-from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge, rows_of_all
+from tests.support.image_networks import KINDS, Choose, ImageNetwork, judge, needs_own, rows_of_all
 from tests.support.one_node_executor import run_poisoned
 from tests.support.stock import normal, parse
 

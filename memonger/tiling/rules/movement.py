@@ -15,11 +15,11 @@ def _reshape(cut: Cut) -> Slicing:
     """
     before, after, axis = cut.dims(0), cut.out(), cut.axis
     outer, count = math.prod(before[:axis]), before[axis]
-    fitting = (a for a, n in enumerate(after) if math.prod(after[:a]) == outer and n > 0 and n % cut.size == 0)
-    if cut.halo:
-        places = (a for a, n in enumerate(after) if math.prod(after[:a]) == outer and n > 1)
-        fitting = (a for a in places if after[a] % count == 0 or count % after[a] == 0)
-    place = next(fitting, None)
+
+    def fits(size: int) -> bool:
+        return size > 1 and 0 in (size % count, count % size) if cut.halo else size > 0 and size % cut.size == 0
+
+    place = next((a for a, n in enumerate(after) if math.prod(after[:a]) == outer and fits(n)), None)
     if place is None:
         cut.refuse(f"makes {list(after)} of {list(before)}, in which slices of axis {axis} aren't slices of one axis")
     given = after[place]
