@@ -7,13 +7,14 @@ as an image encoder's attention, or the loss over a large vocabulary with its gr
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
+from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
 from memonger.loops.overlap import MOVING_SECONDS, with_overlap
@@ -237,10 +238,19 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     for slices in OVERLAPS:
         model = job.lowered.model.clone()
         forms.setdefault(with_overlap(model, job.product_seconds, slices), model)
+    known = dict[tuple[Band, frozenset[int]], Band | None]()
+
+    def fitted(band: Band, own: Mapping[ir.Node, Slicing]) -> Band | None:
+        """The band in slices that a loop can run, worked out once for all forms in which its nodes do the same."""
+        key = band, frozenset(number for number, node in enumerate(own) if OVERLAP in node.metadata_props)
+        if key not in known:
+            known[key] = in_steady_slices(band, own)
+        return known[key]
+
     for model, lines in itertools.product(forms.values(), (4, 2)[: 1 + in_turns]):
         own = replace(job, lowered=replace(job.lowered, model=model))
         search = RowSearch(
-            own, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=in_steady_slices
+            own, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=fitted
         )
         yield from _in_rows(search, is_scan=lines == 4)
 

@@ -132,7 +132,15 @@ _SLICES, _ALIKE = 6, 2
 def _slices(
     nodes: Mapping[ir.Node, Slicing], rows: Sequence[int], early: Sequence[Mapping[ir.Node, int]] = ()
 ) -> list[Slice]:
-    return [one for one in row_slices(nodes, rows, _until, early) if one.tiles]
+    limits = {node: (_unit(node), _least_rows(node)) for node in nodes}
+
+    def until(node: ir.Node, end: int, height: int) -> int:
+        """To which row a node gives rows that is asked for those before ``end``: to its last where few are left."""
+        unit, least = limits[node]
+        end = min(height, -(-end // unit) * unit)
+        return height if height - end < least else end
+
+    return [one for one in row_slices(nodes, rows, until, early) if one.tiles]
 
 
 _AT_ONCE, _MUCH = 2, 2
@@ -314,8 +322,8 @@ def _least_rows(node: ir.Node) -> int:
     return up * (1 + _NARROW * up // width) if summed > _DEEP else 1
 
 
-def _until(node: ir.Node, end: int, height: int) -> int:
-    """To which row a node gives rows that is asked for those before ``end``: to its last where few are left.
+def _unit(node: ir.Node) -> int:
+    """How many rows a node gives at a time.
 
     An image that is made so many times larger is made by as many rows at a time, and what is computed of it element by
     element gives as many: so nothing is cut off that was made, and it stays in blocks.
@@ -323,9 +331,7 @@ def _until(node: ir.Node, end: int, height: int) -> int:
     sizes = [_rows_made(node)]
     if node.op_type in WITHIN:
         sizes += [_rows_made(made) for v in node.inputs if v is not None and (made := v.producer()) is not None]
-    unit = max(sizes)
-    end = min(height, -(-end // unit) * unit)
-    return height if height - end < _least_rows(node) else end
+    return max(sizes)
 
 
 def _rows_made(node: ir.Node) -> int:
