@@ -17,7 +17,6 @@ import onnx_ir as ir
 from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import static_shape
-from memonger.loops.overlap import MOVING_SECONDS, with_overlap
 from memonger.loops.rows import BLOCK, SEQUENCES_OPSET, Ends, in_steady_slices, with_row_loops
 from memonger.loops.writer import NotInLoopsError, with_loops
 from memonger.tiling.axes import LARGER, row_rules
@@ -25,6 +24,7 @@ from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_regions import STRIDE
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.cutting import Refusal, Slicing
+from memonger.tiling.overlap import overlapping
 from memonger.tiling.row_search import RowSearch
 from memonger.tiling.slice_check import EXACT, SliceCheck, copies_by_node
 from memonger.tiling.slices import Band, SliceStage, row_band
@@ -35,8 +35,8 @@ from memonger.words import option
 ITERATION_SECONDS = 3e-5
 """What a loop does around the nodes of its body, each time."""
 
-OVERLAPS = (6, 24)
-"""In so many slices models run for which it is worked out what these compute again."""
+MOVING_SECONDS = 2e-10
+"""What a body takes for each byte of which it cuts or joins a part: on one core, as it is all copied three times."""
 
 PLACES = 8
 """A loop may end at so many steps of a range, those before which fewest bytes cross."""
@@ -234,10 +234,7 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     """
     in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
-    forms = {frozenset[str](): job.lowered.model}
-    for slices in OVERLAPS:
-        model = job.lowered.model.clone()
-        forms.setdefault(with_overlap(model, job.product_seconds, slices), model)
+    forms = overlapping(job.lowered.model, job.product_seconds, MOVING_SECONDS)
     known = dict[tuple[Band, frozenset[int]], Band | None]()
 
     def fitted(band: Band, own: Mapping[ir.Node, Slicing]) -> Band | None:
@@ -247,7 +244,7 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
             known[key] = in_steady_slices(band, own)
         return known[key]
 
-    for model, lines in itertools.product(forms.values(), (4, 2)[: 1 + in_turns]):
+    for model, lines in itertools.product(forms, (4, 2)[: 1 + in_turns]):
         own = replace(job, lowered=replace(job.lowered, model=model))
         search = RowSearch(
             own, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=fitted

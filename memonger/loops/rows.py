@@ -21,7 +21,7 @@ import onnx_ir as ir
 from memonger.ir.marks import CHUNK, OVERLAP, STRIP, WINDOW
 from memonger.ir.values import inner_graphs, static_shape
 from memonger.loops.writer import OLDEST_OPSET, NotInLoopsError, move_constants
-from memonger.tiling.axes import LARGER, row_rules
+from memonger.tiling.axes import IN_BLOCKS, LARGER, WITHIN, row_rules
 from memonger.tiling.cutting import Interval, Slicing
 from memonger.tiling.slices import Band, Slice, row_band, row_slices
 from memonger.tiling.writer import BandWriter, Piece, SliceWriter
@@ -226,10 +226,7 @@ def _moved(one: Mapping[Place, Interval], other: Mapping[Place, Interval]) -> di
     return moves
 
 
-_IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Relu", "LeakyRelu", "Sigmoid", "Tanh"))
-"""Operators that work on channels in blocks where all that they read is so."""
-
-_MAKES_BLOCKS = _IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
+_MAKES_BLOCKS = IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
 """Operators that may write channels in blocks."""
 
 BLOCK = 16
@@ -249,7 +246,7 @@ def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:
     Of channels that fill none that is an addition of images.
     """
     if (static_shape(value) or ())[1] % BLOCK == 0:
-        return node.op_type in _IN_BLOCKS | LARGER
+        return node.op_type in IN_BLOCKS | LARGER
     return node.op_type == "Add" and all(v is not None and _is_in_blocks(v) for v in node.inputs)
 
 
@@ -301,10 +298,6 @@ class _Blocks:
 
 _NARROW, _DEEP = 64, 128
 """Products of matrices of no more columns onnxruntime sums up in longer steps than these, where sums are longer."""
-
-
-WITHIN = (_IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
-"""Operators that run within convolutions."""
 
 
 def _least_rows(node: ir.Node) -> int:

@@ -240,6 +240,12 @@ _WINDOWS = frozenset(
 LARGER = frozenset(("Resize", "Upsample"))
 """Operators that make an image larger."""
 
+IN_BLOCKS = frozenset(("Add", "Sum", "Mul", "Concat", "BatchNormalization", "Relu", "LeakyRelu", "Sigmoid", "Tanh"))
+"""Operators that work on channels in blocks where all that they read is so."""
+
+WITHIN = (IN_BLOCKS - {"Concat"}) | {"Clip", "HardSigmoid", "HardSwish", "PRelu"}
+"""Operators that run within convolutions."""
+
 _READ_IMAGES = _WINDOWS | LARGER | {"com.microsoft.nchwc::ReorderInput"}
 """Operators whose first input is an image, or a sequence."""
 

@@ -50,8 +50,9 @@ from memonger.tiling.candidates import (
     working_set_bytes,
 )
 from memonger.tiling.chunk_regions import regions_of
-from memonger.tiling.chunk_times import cores_of, seconds_of, work_of
+from memonger.tiling.chunk_times import MOVING_SECONDS, cores_of, seconds_of, work_of
 from memonger.tiling.cutting import Slicing
+from memonger.tiling.overlap import overlapping
 from memonger.tiling.row_search import RowSearch, asked_for
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from memonger.tiling.stages import StageSearch
@@ -125,7 +126,7 @@ class ChunkSearch:
         """Bytes that nothing fits in, and what is smallest then."""
         self._stages: dict[frozenset[str], tuple[list[StageSearch], list[StageSearch]]] = {}
         """Along axes of the inputs, and of what regions read or write; by what is refused."""
-        self._rows: dict[Candidate | None, RowSearch] = {}
+        self._rows: dict[Candidate | None, list[RowSearch]] = {}
 
     @cached_property
     def job(self) -> ToSlice:
@@ -238,7 +239,7 @@ class ChunkSearch:
         """Candidates along each axis; of those along rows once more for each element of the batch."""
         if self.options.axis_and_chunks is not None:
             return [self._asked(*self.options.axis_and_chunks)]
-        most, copies = self._most, self.most_copies
+        most, copies, replace = self._most, self.most_copies, dataclasses.replace
         key = frozenset(self._refused)
         if key not in self._stages:
             is_step = self.job.training is not None
@@ -256,8 +257,10 @@ class ChunkSearch:
         for each in elements:
             if each not in self._rows:
                 job = self.job if each is None else self.job.again(each.written)
-                self._rows[each] = RowSearch(job, uncut=self._uncut)
-            found.append(self._rows[each].candidates(self._refused_rows, most, copies))
+                forms = overlapping(job.lowered.model, job.product_seconds, MOVING_SECONDS)
+                own = (replace(job, lowered=replace(job.lowered, model=model)) for model in forms)
+                self._rows[each] = [RowSearch(one, uncut=self._uncut) for one in own]
+            found += [search.candidates(self._refused_rows, most, copies) for search in self._rows[each]]
         return found
 
     def _asked(self, number: int, count: int) -> Candidates:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from memonger.graph.aliasing import windows
 from memonger.ir import training_roles
 from memonger.ir.emitter import as_attributes
-from memonger.ir.marks import AGAIN, CHUNK, STRIP, WINDOW, Chunk, chunk_of
+from memonger.ir.marks import AGAIN, CHUNK, OVERLAP, STRIP, WINDOW, Chunk, chunk_of
 from memonger.ir.names import fresh
 from memonger.ir.parts import elements
 from memonger.ir.tensors import FILES
@@ -239,6 +239,8 @@ def in_slices(
     writer.order += nodes[start:]
     copy.graph.remove(nodes)
     copy.graph.extend(writer.order)
+    for node in writer.order:
+        node.metadata_props.pop(OVERLAP, None)
     kept = set(writer.order)
     for node in gone:
         if node not in kept:

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 
 import memonger
 from memonger.errors import BudgetError, PlanError
-from memonger.ir.marks import STRIP, before_chunks
+from memonger.ir.marks import OVERLAP, STRIP, before_chunks
 from memonger.lowering.lowered import portable
 from memonger.model.load import load
 from memonger.plan_records import Spent
@@ -42,7 +42,7 @@ def _choices(data: st.DataObject) -> Choose:
 
 
 def _in_strips(data: st.DataObject, chain: ImageNetwork) -> None:
-    """Some nodes of a chain in strips of rows give what the whole gives, and compute each row once."""
+    """Some nodes of a chain in strips give what the whole gives, and compute each row once, if they aren't marked."""
     model = portable(load(chain.model())).model
     rules = row_rules(model)
     begin = data.draw(st.integers(0, len(rules) - 1))
@@ -54,16 +54,20 @@ def _in_strips(data: st.DataObject, chain: ImageNetwork) -> None:
     heights = [rows_in(value, tiled) for value in exits_of(tiled)]
     rows, height = min(heights), max(heights)
     count = data.draw(st.integers(2, min(6, rows)))
+    again = {str(node.name) for node in tiled if data.draw(st.integers(0, 3)) == 0}
+    for node in (node for node in tiled if node.name in again):
+        node.metadata_props[OVERLAP] = "1"
     made = in_slices(model, [row_band(begin, end, tiled, -(-height // count))], rules).model
+    assert not any(OVERLAP in node.metadata_props for node in made.graph)
     onnx.checker.check_model(ir.to_proto(made), full_check=True)
     copies: dict[str, list[tuple[int, int]]] = {}
     for node in made.graph:
         mark = node.metadata_props.get(STRIP, "")
         if "." in mark:
             copies.setdefault(before_chunks(node), []).append(tuple(map(int, mark.split("."))))  # type: ignore[arg-type]
-    for own in copies.values():
+    for name, own in copies.items():
         assert own[0][0] == 0
-        assert all(one[1] == other[0] for one, other in pairwise(own))
+        assert all(one[1] == other[0] or (name in again and one[1] > other[0]) for one, other in pairwise(own))
     whole, strips = _run(model, chain.feeds), _run(made, chain.feeds)
     near = 1e-2 if any(node.op_type == "Cast" for node in chain.nodes) else 1e-4
     for name in whole:
@@ -256,6 +260,28 @@ def test_a_budget_is_held_by_strips() -> None:
     made = _plan(model, budget=budget)
     assert made.total_bytes <= budget
     assert {band.axis for band in made.chunks} == {2}
+
+
+def test_rows_that_are_soon_computed_are_computed_again_rather_than_joined() -> None:
+    """An image of 96 channels that 16 make: what a window of 3 shares with the next isn't kept, nor the rest copied."""
+    text = """g (float[1, 3, 128, 256] x) => (float[1, 16, 128, 256] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w0) b = Relu (a) c = Conv (b, w1) d = Relu (c)
+        e = Conv <pads = [1, 1, 1, 1], group = 96> (d, w2) f = Relu (e) y = Conv (f, w3) }"""
+    model = parse(text, opset=20, ir_version=10)
+    for number, shape in enumerate(((16, 3, 3, 3), (96, 16, 1, 1), (96, 1, 3, 3), (16, 96, 1, 1))):
+        model.graph.initializer.append(numpy_helper.from_array(normal(number, *shape), f"w{number}"))
+    plan, whole = _plan(model, max_overhead=1.0), _plan(model, chunks="off")
+    assert plan.arena_bytes < 0.5 * whole.arena_bytes
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for node in plan.model.graph:
+        if "." in (mark := node.metadata_props.get(STRIP, "")):
+            rows.setdefault(before_chunks(node), []).append(tuple(map(int, mark.split("."))))  # type: ignore[arg-type]
+    shared = {name: {a[1] - b[0] for a, b in pairwise(own)} for name, own in rows.items()}
+    assert any(more == {2} for more in shared.values())
+    feeds = {"x": normal(7, 1, 3, 128, 256)}
+    np.testing.assert_array_equal(
+        memonger.Session(plan).run(feeds)["y"], networks.run_stock(networks.stock(model), feeds)["y"]
+    )
 
 
 def test_what_cannot_run_in_strips_says_why() -> None:

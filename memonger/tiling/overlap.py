@@ -1,9 +1,9 @@
-"""Which rows of images the slices of a loop compute again rather than keep.
+"""Which rows of images slices compute again rather than keep.
 
-What a slice wants of rows that were computed for the one before, the loop carries as lines. To keep some rows all are
-copied: laid out in rows, joined with those of before, and laid out in blocks of channels again, which may take longer
-than to compute the few once more. That is worked out for each image, from the last on: rows that are computed again
-want more rows of what they are made of.
+What a slice wants of rows that were computed for the one before is kept as lines. To keep some rows all are copied:
+joined with those of before, and in a loop laid out in rows for that and in blocks of channels again. That may take
+longer than to compute the few once more. It is worked out for each image, from the last on: rows that are computed
+again want more rows of what they are made of.
 """
 
 import math
@@ -15,20 +15,33 @@ from memonger.ir.extract import is_fed
 from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import nbytes
-from memonger.loops.rows import WITHIN
-from memonger.tiling.axes import LARGER, row_rules
+from memonger.tiling.axes import LARGER, WITHIN, row_rules
 from memonger.tiling.cutting import Slicing
 
-MOVING_SECONDS = 2e-10
-"""What a body takes for each byte of which it cuts or joins a part: on one core, as it is all copied three times."""
+OVERLAPS = (6, 24)
+"""In so many slices models run for which it is worked out what these compute again."""
 
 
-def with_overlap(model: ir.Model, seconds: Mapping[str, float], slices: int) -> frozenset[str]:
+def overlapping(model: ir.Model, seconds: Mapping[str, float], moving: float) -> list[ir.Model]:
+    """A model, and forms of it in which nodes are marked whose rows slices compute again, for few slices and for more.
+
+    Args:
+        model: With static shapes.
+        seconds: What the products of nodes take, by name; of others nothing.
+        moving: Seconds for each byte of which a part is cut or joined.
+    """
+    forms = {frozenset[str](): model}
+    for slices in OVERLAPS:
+        copy = model.clone()
+        forms.setdefault(with_overlap(copy, seconds, moving, slices), copy)
+    return list(forms.values())
+
+
+def with_overlap(model: ir.Model, seconds: Mapping[str, float], moving: float, slices: int) -> frozenset[str]:
     """Mark the nodes whose rows each slice computes again rather than keep what it wants of them.
 
     Args:
-        model: With static shapes. Changed.
-        seconds: What the products of nodes take, by name; of others nothing.
+        model: Changed. See `overlapping`, as for what products take and moving.
         slices: In about how many slices its images run: the finer, the more often rows are computed again.
 
     Returns: their names.
@@ -49,7 +62,7 @@ def with_overlap(model: ir.Model, seconds: Mapping[str, float], slices: int) -> 
             larger = [user.outputs[0] for user in value.consumers() if user.op_type in LARGER]  # in rows then, too
             kept = sum(nbytes(v) or 0 for v in (value, *larger)) - sum(nbytes(v) or 0 for v in newly)
             again = products * slices * max(rows) / rules[node].height
-            marked |= chain if max(rows) and again < MOVING_SECONDS * kept else set()
+            marked |= chain if max(rows) and again < moving * kept else set()
         for v, more in _wanted(node, rules[node], max(rows) if node in marked else 0, slices).items():
             wanted.setdefault(v, set()).add(more)
     for node in marked:
