@@ -37,7 +37,8 @@ MEMORY_BYTES, CACHE_BYTES, WEIGHT_BYTES = 2.5e10, 6e10, 2e10
 that are read."""
 
 MOVING_SECONDS = 1e-10
-"""What each byte takes that is cut out or joined for a slice of rows: on one core, as a Concat of 1.32.0 copies."""
+"""What a Concat or Slice of 1.32.0 takes for each byte that it gives, on one core: by it is judged which rows are kept.
+What slices take in all counts them as if they came from the cache: so the constants together fit what was measured."""
 
 CACHE = 16 * MiB
 """Bytes alive that lie in the cache, which weights and what else the machine does have a part of."""

@@ -30,7 +30,7 @@ from memonger.plan_file import ROWS
 from memonger.schedule.solution import IN_SLICES
 from memonger.tiling.axes import BLOCKED, LARGER, Axes, row_rules, rows_axis
 from memonger.tiling.candidates import MOST_NODES, WORTH, Candidate, CutModel, ToSlice
-from memonger.tiling.chunk_times import MOVING_SECONDS, launch_seconds, run_seconds
+from memonger.tiling.chunk_times import CACHE_BYTES, launch_seconds, run_seconds
 from memonger.tiling.cutting import Interval, Refusal, Slicing
 from memonger.tiling.slices import Band, Slice, exits_of, row_band, row_slices, rows_in, slice_rows
 
@@ -403,7 +403,7 @@ class RowSearch(CutModel):
         peak, nodes_more, moved = self._walked(own)
         peak = max(peak, self._walked(slices[0])[0] - lines)  # the first computes what others read around it
         cores, launch = self.job.cores, launch_seconds(self.job.cores)
-        seconds = count * (nodes_more * launch + moved * max(self.moving, MOVING_SECONDS))  # copies run on one core
+        seconds = count * (nodes_more * launch + moved * max(self.moving, 2 / CACHE_BYTES))  # copies run on one core
         for node in nodes:
             work, working_set = self.job.works[str(node.name)], self.working_set[self.steps[node]]
             seconds += work.more_seconds(cores, working_set, lines + peak, count)
