@@ -149,15 +149,13 @@ def run(job: StepsJob) -> None:
     if job.planned:
         _stepper(job, check_order=True).step(inputs)
     before = in_use(device)
-    begin = time.perf_counter()
     stepper = _stepper(job, check_order=False)
-    load_seconds = time.perf_counter() - begin
 
     def steps() -> None:
         losses.extend(stepper.step(inputs) for _ in range(job.untimed))
 
     peak = _peak(steps, stepper) if before is None else device_peak(steps, device, before + job.weight_bytes)
-    say({"peak_bytes": peak, "load_seconds": load_seconds, "losses": losses})
+    say({"peak_bytes": peak, "losses": losses})
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if "save" in request:
