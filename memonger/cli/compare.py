@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ from memonger.units import format_size
 from memonger.words import option
 
 J = TypeVar("J", bound=RunJob)
+W = TypeVar("W", bound=MeasuredSession)
 
 LONGEST = 10.0  # seconds that the runs of a model that isn't compared may take
 ROUNDS = 5  # turns each session takes
@@ -53,16 +54,16 @@ def run_alone(plan: Plan, feeds: feeding.Feeds | None, settings: Settings) -> Co
     session = _session(plan, settings)
     outputs = session.run(given)
     seconds = _timed(lambda: session.run(given, copy=not session.device.is_host), settings)
-    times = latency(seconds)
+    median, p95 = latency(seconds)
     record = {
         **_figures(plan), "device": str(session.device), "runs": len(seconds), "warm_up": settings.warm_up,
-        "latency_seconds": times.median, "latency_p95_seconds": times.p95,
+        "latency_seconds": median, "latency_p95_seconds": p95,
         "outputs": {name: _described(v) for name, v in outputs.items()},
     }  # fmt: skip
     if session.device.facts.has_graphs:
         record.update(cuda_graph=session.cuda_graph, why_no_cuda_graph=session.why_no_cuda_graph or None)
     timed = (
-        f"{len(seconds)} runs: median {format_seconds(times.median)}, p95 {format_seconds(times.p95)}. "
+        f"{len(seconds)} runs: median {format_seconds(median)}, p95 {format_seconds(p95)}. "
         f"A run takes {_parts(plan)}, as planned; --compare measures it beside stock onnxruntime."
     )
     lines = [*gradients_of(plan, outputs), timed, *filter(None, [_graph_verdict(session)])]
@@ -191,7 +192,9 @@ def compare(
     write_arrays(folder / "inputs.npz", given)
     job = planned_job(RunJob, plan, planned, device, settings, folder)
     jobs = {"planned": job, **stock_jobs(plan, job, stock, given, folder)}
-    measured = measure_in_turns(jobs, folder, settings, report_progress)
+    runs = -(-settings.runs // ROUNDS) * ROUNDS
+    with in_turns(MeasuredSession, jobs, folder, runs, "runs", report_progress, settings.warm_up) as workers:
+        measured = {name: worker.result() for name, worker in workers.items()}
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
     is_source = KEY not in load_as_is(stock).ir.metadata_props
     level = jobs["stock"].level
@@ -199,9 +202,10 @@ def compare(
     verdict, outputs = judge(case, sessions, report_progress), sessions["planned"].arrays
     notes = (*_source_note(plan, is_source), *_chunks_note(plan, planned, stock), *verdict.notes)
     lines = (*gradients_of(plan, outputs), _prediction(plan, measured["planned"]), graphs, *verdict.lines)
-    return CommandResult(
-        shown_of(plan, outputs), {**verdict.record, **_figures(plan), "runs": ROUNDS * _a_turn(settings)}, verdict.rows,
-        tuple(filter(None, lines)), verdict.passed, saved=outputs, notes=notes,
+    record = {**verdict.record, **_figures(plan), "runs": runs}
+    return replace(
+        verdict, outputs=shown_of(plan, outputs), record=record, lines=tuple(filter(None, lines)), saved=outputs,
+        notes=notes,
     )  # fmt: skip
 
 
@@ -229,11 +233,6 @@ def _figures(plan: Plan) -> dict[str, Any]:
         "device": plan.device, "arena_bytes": plan.arena_bytes, "workspace_bytes": plan.workspace_bytes,
         "predicted_bytes": plan.predicted_bytes,
     }  # fmt: skip
-
-
-def _a_turn(settings: Settings) -> int:
-    """Timed runs of each session in one turn."""
-    return -(-settings.runs // ROUNDS)
 
 
 def filled(
@@ -292,23 +291,43 @@ def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Pa
     return {"stock": same, "default": default}
 
 
-def measure_in_turns(
-    jobs: Mapping[str, RunJob], folder: Path, settings: Settings, report_progress: Callable[[str], None]
-) -> dict[str, Measured]:
-    """Measure each job in a process of its own; they take turns, `ROUNDS` each, until each has run often enough."""
+@contextmanager
+def in_turns(
+    kind: Callable[[J, Path, str], W],
+    jobs: Mapping[str, J],
+    folder: Path,
+    runs: int,
+    what: str,
+    report_progress: Callable[[str], None],
+    warm_up: int = 0,
+) -> Iterator[dict[str, W]]:
+    """Each job in a process of its own, which has been timed; they have taken turns, `ROUNDS` each if there are as many
+    runs.
+
+    Args:
+        kind: Starts a process.
+        jobs: What they run, by name.
+        folder: For what they exchange.
+        runs: How many of each are timed.
+        what: What these are called.
+        report_progress: Called with each stage's name.
+        warm_up: How many come before.
+    """
     with ExitStack() as stack:
-        workers = {}
+        workers = dict[str, W]()
         for name, job in jobs.items():
             report_progress(f"loading {name}")
-            workers[name] = stack.enter_context(MeasuredSession(job, folder, name))
+            workers[name] = kind(job, folder, name)
+            stack.enter_context(workers[name])
         report_progress("timing")
-        for worker in workers.values():
-            worker.times(settings.warm_up)
-        runs, begin = _a_turn(settings), time.monotonic()
-        for turn in range(ROUNDS):
-            report_progress(f"timing: {done_of(turn * runs, ROUNDS * runs, 'runs', begin)}")
-            take_turns(list(workers.values()), 1, runs)
-        return {name: worker.result() for name, worker in workers.items()}
+        for worker in workers.values() if warm_up else ():
+            worker.times(warm_up)
+        turns, begin = min(ROUNDS, runs), time.monotonic()
+        for turn in range(turns):
+            done = runs * turn // turns
+            report_progress(f"timing: {done_of(done, runs, what, begin)}")
+            take_turns(list(workers.values()), 1, runs * (turn + 1) // turns - done)
+        yield workers
 
 
 def symbolic_sizes(

@@ -6,8 +6,8 @@ from typing import Any
 
 from memonger.cli.output import print_notes, print_result, progress_bar
 from memonger.cli.planning import options_of, refuse_planning_options
-from memonger.serving import Exported, form
 from memonger.serving import export as write
+from memonger.serving import form
 from memonger.serving.package import describe
 from memonger.units import in_full
 
@@ -30,30 +30,15 @@ def export(
         )  # fmt: skip
     print_notes(exported.notes)
     estimate = exported.estimate
+    record = {  # sizes are bytes
+        "target": exported.target, "output": str(exported.folder), "name": exported.name,
+        "models": list(exported.models), "instances": estimate.instances, **estimate.record(),
+        "files": list(exported.files), "notes": list(exported.notes),
+    }  # fmt: skip
     together = [f"Models in one arena: {', '.join(exported.models)}."] if len(exported.models) > 1 else []
     print_result(
-        as_json, _record(exported),
+        as_json, record,
         f"Wrote {output} for {target}: {', '.join(exported.files)}.", *together,
         f"Predicted for one instance: {in_full(estimate.instance_bytes)} ({describe(estimate)}).",
         f"In all, {estimate.instances}: {in_full(estimate.total_bytes)}.",
     )  # fmt: skip
-
-
-def _record(exported: Exported) -> dict[str, Any]:
-    """What ``--json`` prints; sizes are bytes."""
-    estimate = exported.estimate
-    return {
-        "target": exported.target,
-        "output": str(exported.folder),
-        "name": exported.name,
-        "models": list(exported.models),
-        "instances": estimate.instances,
-        "parameter_bytes": estimate.parameters,
-        "input_bytes": estimate.inputs,
-        "activation_bytes": estimate.activations,
-        "scratch_bytes": estimate.workspace,
-        "instance_bytes": estimate.instance_bytes,
-        "total_bytes": estimate.total_bytes,
-        "files": list(exported.files),
-        "notes": list(exported.notes),
-    }

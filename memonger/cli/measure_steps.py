@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -47,24 +47,10 @@ class StepsJob(measure.RunJob):
     untimed: int = 1
 
 
-class Stepper(Protocol):
-    """What takes steps."""
-
-    def step(self, inputs: feeding.Feeds) -> float:
-        """Take one; returns its loss."""
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """What the last step gave: the model's outputs, and gradients where it gives them."""
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """What persists, by name."""
-
-    def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Take over what `state_dict` gave."""
-
-
 class StockTrainer:
-    """A training model on stock onnxruntime. What persists stays on the device; nothing is there twice.
+    """A training model on stock onnxruntime, with a `Trainer`'s methods as far as they are called here.
+
+    What persists stays on the device; nothing is there twice.
 
     Raises:
         SessionError: the model has no loss; onnxruntime refuses it.
@@ -93,7 +79,7 @@ class StockTrainer:
         return onnxruntime().OrtValue.ortvalue_from_numpy(array, self.device.kind, self.device.index)
 
     def step(self, inputs: feeding.Feeds) -> float:
-        """See `Stepper`."""
+        """Take a step; returns its loss."""
         roles = self.roles
         if "step" in self.scalars:
             self.scalars["step"][...] = self.steps
@@ -119,18 +105,21 @@ class StockTrainer:
         return loss
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """See `Stepper`."""
+        """What the last step gave: the model's outputs, and gradients where it gives them."""
         names = (*self.roles.outputs, *self.roles.gradients.values())
         return {name: self.last[name].numpy() for name in names}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """See `Stepper`."""
+        """What persists, by name."""
         dropped = self.roles.accumulated.values()
         return {name: value.numpy() for name, value in self.state.items() if name not in dropped}
 
     def load_state_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """See `Stepper`."""
+        """Take over what `state_dict` gave."""
         self.state.update({name: self._on_device(array.copy()) for name, array in tensors.items()})
+
+
+Stepper = Trainer | StockTrainer
 
 
 def _start(value: ir.Value) -> np.ndarray:
@@ -160,15 +149,13 @@ def run(job: StepsJob) -> None:
     if job.planned:
         _stepper(job, check_order=True).step(inputs)
     before = in_use(device)
-    begin = time.perf_counter()
     stepper = _stepper(job, check_order=False)
-    load_seconds = time.perf_counter() - begin
 
     def steps() -> None:
         losses.extend(stepper.step(inputs) for _ in range(job.untimed))
 
     peak = _peak(steps, stepper) if before is None else device_peak(steps, device, before + job.weight_bytes)
-    say({"peak_bytes": peak, "load_seconds": load_seconds, "losses": losses})
+    say({"peak_bytes": peak, "losses": losses})
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         if "save" in request:

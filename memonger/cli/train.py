@@ -1,8 +1,6 @@
 """A training plan run as training: losses, seconds of a step and memory, alone or beside stock onnxruntime."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import numpy as np
 from memonger.cli import compare as comparing
 from memonger.cli import gradients, noise
 from memonger.cli.measure_steps import STATE, MeasuredTrainer, StepsJob
-from memonger.cli.output import done_of
 from memonger.cli.settings import CommandResult, Settings
 from memonger.cli.verdicts import Case, Ran, judge
 from memonger.errors import MemongerError
@@ -19,7 +16,7 @@ from memonger.plan import Plan
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime import program
-from memonger.runtime.measure import Measured, read_arrays, take_turns, write_arrays
+from memonger.runtime.measure import Measured, read_arrays, write_arrays
 from memonger.runtime.prepare import device_of
 from memonger.runtime.prepared import Input
 from memonger.runtime.trainer import check_labels
@@ -97,7 +94,14 @@ def train(
     device, untimed = device_of(plan, settings.device), max(2, min(settings.warm_up, steps - 1))
     job = comparing.planned_job(StepsJob, plan, planned, device, settings, folder, untimed=untimed)
     others = {} if stock is None else comparing.stock_jobs(plan, job, stock, given, folder)
-    trained = _in_turns({"planned": job, **others}, steps, folder, report_progress)
+    jobs, timed = {"planned": job, **others}, max(1, steps - untimed)
+    with comparing.in_turns(MeasuredTrainer, jobs, folder, timed, "steps", report_progress) as workers:
+        for worker in workers.values():
+            worker.save(with_state=stock is not None)  # which is compared
+        trained = {
+            name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)), worker.readings)
+            for name, worker in workers.items()
+        }
     result = _alone(plan, trained["planned"], str(device))
     if stock is None:
         return result
@@ -111,29 +115,6 @@ def train(
     record = {**verdict.record, **result.record, "stock_losses": _numbers(trained["stock"].losses)}
     lines = (*result.lines, *verdict.lines)
     return replace(result, record=record, rows=verdict.rows, lines=lines, passed=verdict.passed, notes=verdict.notes)
-
-
-def _in_turns(
-    jobs: Mapping[str, StepsJob], steps: int, folder: Path, report_progress: Callable[[str], None]
-) -> dict[str, Trained]:
-    with ExitStack() as stack:
-        workers = dict[str, MeasuredTrainer]()
-        for name, job in jobs.items():
-            report_progress(f"loading {name}")
-            workers[name] = stack.enter_context(MeasuredTrainer(job, folder, name))
-        report_progress("timing")
-        timed = max(1, steps - jobs["planned"].untimed)
-        turns, begin = min(comparing.ROUNDS, timed), time.monotonic()
-        for turn in range(turns):
-            done = timed * turn // turns
-            report_progress(f"timing: {done_of(done, timed, 'steps', begin)}")
-            take_turns(list(workers.values()), 1, timed * (turn + 1) // turns - done)
-        for worker in workers.values():
-            worker.save(with_state=len(jobs) > 1)  # which is compared
-        return {
-            name: Trained(worker.result(), worker.losses, read_arrays(Path(jobs[name].outputs)), worker.readings)
-            for name, worker in workers.items()
-        }
 
 
 def _alone(plan: Plan, trained: Trained, device: str) -> CommandResult:

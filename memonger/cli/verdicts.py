@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memonger.cli import first_difference, noise
 from memonger.cli.differences import Difference, Tolerance, difference
-from memonger.cli.settings import Settings
+from memonger.cli.settings import CommandResult, Settings
 from memonger.devices import Device
 from memonger.lowering.device_form import LEVELS
 from memonger.plan import Plan
@@ -50,21 +50,10 @@ class Case:
     is_source: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the comparison came to; see `memonger.cli.settings.CommandResult`."""
-
-    rows: tuple[Mapping[str, Any], ...]
-    record: Mapping[str, Any]
-    lines: tuple[str, ...]
-    notes: tuple[str, ...]
-    passed: bool
-
-
-def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[str], None]) -> Verdict:
+def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[str], None]) -> CommandResult:
     """Compare the session ``planned`` with ``stock``, or ``default``, which has to agree; see `Case.is_source`.
 
-    Where they don't agree the first node that differs is looked for.
+    Where they don't agree the first node that differs is looked for. The outputs are left to the caller.
     """
     ours, tolerance = sessions["planned"], case.settings.tolerance
     gaps = {name: difference(ours.arrays, sessions[name].arrays, tolerance) for name in ("stock", "default")}
@@ -100,7 +89,7 @@ def judge(case: Case, sessions: Mapping[str, Ran], report_progress: Callable[[st
     own = {key: record[key] for key in ("latency_seconds", "latency_p95_seconds", "peak_bytes")}
     of_stock = ({"session": titles[name], **section} for name, section in sections.items())
     rows = ({"session": "planned", **own}, *of_stock)
-    return Verdict(rows, record, lines, (noisy,) if noisy else (), gap.passed)
+    return CommandResult({}, record, rows, lines, gap.passed, notes=(noisy,) if noisy else ())
 
 
 def _section(ours: Measured, theirs: Measured, gap: Difference) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -24,11 +25,25 @@ Array = np.ndarray | DeviceArray
 _GROUPS = count()  # made in this process, to tell what ranks of one leave in the store from that of another
 
 
-class Handle(Protocol):
-    """Something under way."""
+class Handle:
+    """Something under way.
+
+    Args:
+        waits: Each returns when a part of it is done; none where all of it is done already.
+        future: Gives what tells when the last part is done; None: nobody tells.
+    """
+
+    def __init__(self, waits: Sequence[Callable[[], object]] = (), future: Callable[[], Any] | None = None) -> None:
+        self._waits, self._future, self._calls = waits, future, list[Callable[[], None]]()
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Have a function called as soon as it is done, where the engine can tell, else where it is waited for."""
+        if not self._waits:
+            call()
+        elif self._future is None:
+            self._calls.append(call)
+        else:
+            self._future().add_done_callback(lambda _: call())
 
     def wait(self) -> None:
         """Wait until it is done.
@@ -36,6 +51,10 @@ class Handle(Protocol):
         Raises:
             EngineError: it failed, or took longer than the engine's time limit.
         """
+        for wait in self._waits:
+            wait()
+        for call in self._calls:
+            call()
 
 
 class EngineError(SessionError):
@@ -85,15 +104,15 @@ class SingleRank:
 
     def all_reduce(self, array: Array) -> Handle:
         """The mean of one."""
-        return Several(())
+        return Handle()
 
     def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """All of it."""
-        return Several(())
+        return Handle()
 
     def broadcast(self, array: Array, source: int) -> Handle:
         """It is there."""
-        return Several(())
+        return Handle()
 
     def all_gather(self, text: str) -> list[str]:
         """Its own."""
@@ -224,7 +243,8 @@ class TorchEngine:
     def _begun(self, array: Array, begin: Callable[[Any, Any], list[Any]]) -> Handle:
         """What is under way once ``begin`` was called with a tensor over the array and the group that carries it."""
         with torch_errors():
-            return Several([_Transfer(work) for work in begin(self._tensor(array), self._on_host)])
+            works = begin(self._tensor(array), self._on_host)
+        return Handle([partial(_waited, work) for work in works], works[-1].get_future if works else None)
 
     def silent(self, said: str) -> dict[int, str]:
         """See `CollectiveEngine`: closed connections tell the other ranks, which answer in the store of the group."""
@@ -268,56 +288,10 @@ def torch_errors() -> Iterator[None]:
         raise EngineError(_first_line(error)) from error
 
 
-class _Transfer:
-    """A collective of torch.distributed."""
-
-    def __init__(self, work: Any) -> None:
-        self.work = work
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        self.work.get_future().add_done_callback(lambda _: call())
-
-    def wait(self) -> None:
-        with torch_errors():
-            self.work.wait()
-
-
-class Several:
-    """Several of them."""
-
-    def __init__(self, handles: Sequence[Handle]) -> None:
-        self.handles = handles
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        if self.handles:
-            self.handles[-1].when_done(call)
-        else:
-            call()
-
-    def wait(self) -> None:
-        for handle in self.handles:
-            handle.wait()
-
-
-class Awaited:
-    """Something of which nobody tells when it is done.
-
-    Args:
-        wait: Returns when it is.
-    """
-
-    def __init__(self, wait: Callable[[], object]) -> None:
-        self._wait, self._calls = wait, list[Callable[[], None]]()
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        """See `Handle`."""
-        self._calls.append(call)
-
-    def wait(self) -> None:
-        """See `Handle`."""
-        self._wait()
-        for call in self._calls:
-            call()
+def _waited(work: Any) -> None:
+    """Wait for a collective of torch.distributed."""
+    with torch_errors():
+        work.wait()
 
 
 def parts_of(ends: Sequence[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from memonger.devices import Device
-from memonger.distributed.engines import Array, Awaited, EngineError, Handle, Several, parts_of
+from memonger.distributed.engines import Array, EngineError, Handle, parts_of
 from memonger.errors import SessionError
 
 
@@ -41,21 +41,21 @@ class MpiEngine:
 
     def all_reduce(self, array: Array) -> Handle:
         """See `Engine`."""
-        return Awaited(self._comm.Iallreduce(self._mpi.IN_PLACE, self._divided(array)).Wait)
+        return Handle([self._comm.Iallreduce(self._mpi.IN_PLACE, self._divided(array)).Wait])
 
     def reduce_scatter(self, array: Array, ends: Sequence[int]) -> Handle:
         """See `Engine`."""
         whole = self._divided(array)
-        return Several([
-            Awaited(self._comm.Ireduce(
+        return Handle([
+            self._comm.Ireduce(
                 self._mpi.IN_PLACE if owner == self.rank else whole[begin:end],
-                whole[begin:end] if owner == self.rank else None, root=owner).Wait)
+                whole[begin:end] if owner == self.rank else None, root=owner).Wait
             for owner, (begin, end) in enumerate(parts_of(ends)) if begin < end
         ])  # fmt: skip
 
     def broadcast(self, array: Array, source: int) -> Handle:
         """See `Engine`."""
-        return Awaited(self._comm.Ibcast(array, root=source).Wait)
+        return Handle([self._comm.Ibcast(array, root=source).Wait])
 
     def all_gather(self, text: str) -> list[str]:
         """See `Engine`."""

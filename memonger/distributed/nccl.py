@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memonger.devices import Device
-from memonger.distributed.engines import Array, Awaited, Handle, TorchEngine, torch_errors
+from memonger.distributed.engines import Array, Handle, TorchEngine, torch_errors
 from memonger.errors import RuntimeUnavailableError, SessionError
 from memonger.runtime.arena import DeviceArray
 from memonger.words import option
@@ -78,7 +78,7 @@ class NcclEngine(TorchEngine):
             return super()._begun(array, begin)
         with torch_errors(), self._stream():
             works = begin(self._on_device(array), self._group)
-        return Awaited(lambda: self._finish(works))
+        return Handle([lambda: self._finish(works)])
 
     def _finish(self, works: list[Any]) -> None:
         """Wait for collectives, here and in the stream that onnxruntime goes on in."""

@@ -117,29 +117,22 @@ def locked(lock: threading.Lock, stop: Stop) -> None:
         stop.check()
 
 
-class Patience:
-    """How long to wait for a reader.
+def patience(reading: Reading, timeout: float | None) -> float:
+    """Seconds to wait for a reader until this is to be asked again.
 
     Args:
         reading: What reads.
         timeout: Seconds that it may take for a sample; None: as long as it likes.
+
+    Raises:
+        FeedError: the reader takes longer than it may.
     """
-
-    def __init__(self, reading: Reading, timeout: float | None) -> None:
-        self._reading, self._timeout = reading, timeout
-
-    def __call__(self) -> float:
-        """Seconds until this is to be called again.
-
-        Raises:
-            FeedError: the reader takes longer than it may.
-        """
-        if self._timeout is None:
-            return math.inf
-        if (under_way := self._reading.under_way) is None:
-            return self._timeout
-        took = time.monotonic() - under_way.begin
-        if took > self._timeout:
-            problem = f"{under_way} has been read for {took:.1f} s, and timeout is {self._timeout} s."
-            raise FeedError(problem, under_way.identity)
-        return self._timeout - took
+    if timeout is None:
+        return math.inf
+    if (under_way := reading.under_way) is None:
+        return timeout
+    took = time.monotonic() - under_way.begin
+    if took > timeout:
+        problem = f"{under_way} has been read for {took:.1f} s, and timeout is {timeout} s."
+        raise FeedError(problem, under_way.identity)
+    return timeout - took

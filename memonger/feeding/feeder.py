@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, Self
 
 from memonger.errors import FeedError
-from memonger.feeding.background import Background, Inline, Patience, locked
+from memonger.feeding.background import Background, Inline, locked, patience
 from memonger.feeding.config import HELD_BATCHES, FeederConfig, Room, whole
 from memonger.feeding.memory import Lender, Stop
 from memonger.feeding.reading import Reader, Reading
@@ -286,7 +286,8 @@ class Feeder:
         numbers = range(number, (span.last if span.is_going else number) + 1)
         items = functools.partial(_items, self._lock, self._source, numbers)
         if self.room.read_ahead or self._timeout is not None:
-            self._run = Background(items, self._lender.wake, Patience(self._source.reading, self._timeout))
+            check = functools.partial(patience, self._source.reading, self._timeout)
+            self._run = Background(items, self._lender.wake, check)
         else:
             self._run = Inline(items)
         return self._run

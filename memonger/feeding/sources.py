@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,28 +26,6 @@ class Made:
     size: int
     epoch: int
     number: int
-
-
-class Source(Protocol):
-    """Makes batches.
-
-    Attributes:
-        held_bytes: What it holds beside the batches it made.
-        reading: What it reads with.
-    """
-
-    reading: Reading
-
-    @property
-    def held_bytes(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int, stop: Stop) -> Iterator[Made]:
-        """The batches of an epoch, in order."""
-
-    def drop(self) -> None:
-        """Hold nothing any more."""
 
 
 class Maker:
@@ -255,3 +233,7 @@ class FromLoader:
         self._maker.note(self.held_bytes)
         for name, array in given.items():
             target[name][: len(array)] = array
+
+
+Source = FromReader | FromLoader
+"""Makes the batches of an epoch; beside those it says what it holds, and what it reads with."""

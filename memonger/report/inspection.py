@@ -19,6 +19,8 @@ def model_record(model: ir.Model, name: str) -> dict[str, Any]:
     initializers = (value.const_value for value in model.graph.initializers.values())
     tensors = [tensor for tensor in initializers if tensor is not None]
     inner = list(inner_tensors(model))
+    is_old = (model.ir_version or 0) < 4  # its initializers are listed among the inputs, which no caller gives
+    given = [value for value in model.graph.inputs if not (is_old and value.name in model.graph.initializers)]
     return {
         "model": name,
         "ir_version": model.ir_version,
@@ -29,7 +31,7 @@ def model_record(model: ir.Model, name: str) -> dict[str, Any]:
         "parameters": sum(math.prod(tensor.shape.numpy()) for tensor in (*tensors, *inner)),
         "parameter_bytes": sum(tensor.nbytes for tensor in tensors) + inner_bytes(model),
         "operators": operators(model),
-        "inputs": [_described(value) for value in given_inputs(model)],
+        "inputs": [_described(value) for value in given],
         "outputs": [_described(value) for value in model.graph.outputs],
     }
 
@@ -38,12 +40,6 @@ def operators(model: ir.Model) -> dict[str, int]:
     """How often each operator occurs in the main graph, the commonest first."""
     counts = Counter(operator_name(node) for node in model.graph)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def given_inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs a caller gives: in old files the initializers are listed among them."""
-    old = (model.ir_version or 0) < 4
-    return [value for value in model.graph.inputs if not (old and value.name in model.graph.initializers)]
 
 
 def _described(value: ir.Value) -> dict[str, Any]:

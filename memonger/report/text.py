@@ -125,18 +125,13 @@ def candidates_table(candidates: "Sequence[SweepPoint]") -> Table:
 
 
 def memory_picture(plan: Plan) -> tuple[str, str]:
-    """The curve of live bytes, and before it a line on what it shows."""
-    return f"Live bytes over the {len(plan.graph.nodes)} steps, up to the arena's size:", f"[{memory_curve(plan)}]"
-
-
-def memory_curve(plan: Plan) -> str:
-    """Live bytes over the steps, as one line of block characters whose full height is the arena."""
-    live = live_bytes(plan.storage.buffers, len(plan.graph.nodes))
-    if not len(live) or not plan.arena_bytes:
-        return ""
-    bins = np.array_split(live, min(WIDTH, len(live)))
-    heights = [int(np.ceil(part.max() / plan.arena_bytes * (len(LEVELS) - 1))) for part in bins]
-    return "".join(LEVELS[min(height, len(LEVELS) - 1)] for height in heights)
+    """Live bytes over the steps, as a line of block characters whose full height is the arena; before it what it is."""
+    live, curve = live_bytes(plan.storage.buffers, len(plan.graph.nodes)), ""
+    if len(live) and plan.arena_bytes:
+        bins = np.array_split(live, min(WIDTH, len(live)))
+        heights = [int(np.ceil(part.max() / plan.arena_bytes * (len(LEVELS) - 1))) for part in bins]
+        curve = "".join(LEVELS[min(height, len(LEVELS) - 1)] for height in heights)
+    return f"Live bytes over the {len(plan.graph.nodes)} steps, up to the arena's size:", f"[{curve}]"
 
 
 def largest_table(plan: Plan, count: int = 8) -> Table:

@@ -219,6 +219,19 @@ def to_python(value: Any, kind: Kind | None) -> Any:
     return read(value, kind)
 
 
+def run_bound(session: Any, feeds: Feeds) -> dict[str, Any]:
+    """The outputs of a run of stock onnxruntime, of types too that its Python knows no arrays for."""
+    binding = session.io_binding()
+    given = {name: to_ortvalue(feed, ElementType.from_numpy(feed.dtype)) for name, feed in feeds.items()}
+    for name, value in given.items():  # the binding doesn't hold the arrays that these are over
+        binding.bind_ortvalue_input(name, value)
+    names = list(dict.fromkeys(output.name for output in session.get_outputs()))
+    for name in names:
+        binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    return {name: to_python(value, None) for name, value in zip(names, binding.get_outputs(), strict=True)}
+
+
 def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     """Every required input is there, none is unknown, and tensors have the type and shape planned for.
 

@@ -8,11 +8,10 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -68,14 +67,12 @@ class Measured:
     Attributes:
         latency_seconds: Median seconds of a run.
         peak_bytes: Most bytes above the loaded model; None where that can't be measured.
-        load_seconds: Until the session was ready.
         p95_seconds: 95 of 100 runs took no longer.
         turns: Median seconds of the runs of each of its turns.
     """
 
     latency_seconds: float
     peak_bytes: int | None
-    load_seconds: float
     p95_seconds: float
     turns: tuple[float, ...]
 
@@ -140,10 +137,10 @@ def _runner(job: RunJob, feeds: Mapping[str, Any]) -> Callable[[], Mapping[str, 
         cuda=Cuda(**job.cuda) if job.cuda is not None else None,
     )
     stock = ort.make_session(Path(job.model), device, options)
-    names = list(dict.fromkeys(output.name for output in stock.get_outputs()))
     kinds = {value.type for value in (*stock.get_inputs(), *stock.get_outputs())}
     if not kinds.isdisjoint(_WITHOUT_NUMPY):
-        return lambda: _run_bound(stock, names, feeds)
+        return lambda: feeding.run_bound(stock, feeds)
+    names = list(dict.fromkeys(output.name for output in stock.get_outputs()))
     maps = {value.name for value in stock.get_outputs() if value.type.startswith("seq(map(")}
     return lambda: {
         # of a list of dictionaries (``ZipMap``) the table that a planned session gives where nothing is copied
@@ -155,30 +152,16 @@ def _runner(job: RunJob, feeds: Mapping[str, Any]) -> Callable[[], Mapping[str, 
 _WITHOUT_NUMPY = ("tensor(bfloat16)", "tensor(float8e4m3fn)", "tensor(float8e5m2)")
 
 
-def _run_bound(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """A run whose inputs or outputs onnxruntime's Python knows no arrays for."""
-    binding = session.io_binding()
-    for name, feed in feeds.items():
-        kind = None if feed.dtype.kind != "V" else ElementType.from_numpy(feed.dtype)
-        binding.bind_ortvalue_input(name, feeding.to_ortvalue(feed, kind))
-    for name in names:
-        binding.bind_output(name)
-    session.run_with_iobinding(binding)
-    return {n: feeding.to_python(value, None) for n, value in zip(names, binding.get_outputs(), strict=True)}
-
-
 def serve(job: RunJob) -> None:
     """Measure in this process: say what loading and the first runs took, then the seconds of as many as are asked."""
     feeds, device = read_arrays(job.inputs), parse_device(job.device)
     before = in_use(device)
     resident = process_memory.settle() if process_memory.is_measurable() else None
-    begin = time.perf_counter()
     run = _runner(job, feeds)
-    load_seconds = time.perf_counter() - begin
     loaded = None if resident is None else process_memory.settle() - resident
     peak = _peak(run) if before is None else device_peak(run, device, before + job.weight_bytes)
     write_arrays(job.outputs, run())
-    say({"peak_bytes": peak, "load_seconds": load_seconds, "loaded_bytes": loaded})
+    say({"peak_bytes": peak, "loaded_bytes": loaded})
     serve_times(run)
 
 
@@ -256,21 +239,14 @@ class MeasuredSession(Worker):
 
     def result(self) -> Measured:
         """What was measured until now."""
-        times = latency(self.seconds)
+        median, p95 = latency(self.seconds)
         turns = tuple(statistics.median(turn) for turn in self.turns)
-        return Measured(times.median, self.loaded["peak_bytes"], self.loaded["load_seconds"], times.p95, turns)
+        return Measured(median, self.loaded["peak_bytes"], p95, turns)
 
 
-class Latency(NamedTuple):
-    """Seconds of a run: the median of several, and what 95 of 100 don't exceed."""
-
-    median: float
-    p95: float
-
-
-def latency(seconds: Sequence[float]) -> Latency:
-    """Of the seconds of several runs."""
-    return Latency(statistics.median(seconds), float(np.percentile(seconds, 95)))
+def latency(seconds: Sequence[float]) -> tuple[float, float]:
+    """Of the seconds of several runs the median, and what 95 of 100 don't exceed."""
+    return statistics.median(seconds), float(np.percentile(seconds, 95))
 
 
 def take_turns(workers: Sequence[MeasuredSession], rounds: int, runs: int) -> None:

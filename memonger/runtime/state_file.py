@@ -53,7 +53,7 @@ class FileArena(Arena):
         SessionError: the file can't be made there, or the disk has no room for it.
     """
 
-    def __init__(self, size: int, begin: int, folder: str | Path, content: str = "training state") -> None:
+    def __init__(self, size: int, begin: int, folder: str | Path, content: str) -> None:
         super().__init__(size)
         self.begin, self.own, length = begin, begin, size - begin
         what = f"{folder} can't have a file for {format_size(length)} of {content}, which the plan leaves on disk"
@@ -99,33 +99,32 @@ def store_of(tensors: Iterable[ArenaTensor], in_file: Collection[str], device: D
     apart = [given[name] for name in in_file if name in given]
     if not apart or not hasattr(process_memory.libc(), "mmap"):  # else no window is held here
         return Store(given.values(), device)
-    kept, begin = one_after_another((one for name, one in given.items() if name not in in_file), ALIGNMENT)
-    begin = -(-begin // APART) * APART
-    laid, length = one_after_another(apart, APART)
-    store = Store((), device, arena=FileArena(begin + length, begin, folder))
-    store.tensors = kept | {name: one._replace(offset=begin + one.offset) for name, one in laid.items()}
-    store.nbytes = begin + length
+    kept, size = one_after_another((one for name, one in given.items() if name not in in_file), ALIGNMENT)
+    arena, (laid,) = file_arena(size, [apart], folder, "training state")
+    store = Store((), device, arena=arena)
+    store.tensors, store.nbytes = kept | laid, arena.size
     return store
 
 
-def values_arena(
-    size: int, values: Sequence[Iterable[ArenaTensor]], folder: str | Path
+def file_arena(
+    size: int, tensors: Sequence[Iterable[ArenaTensor]], folder: str | Path, content: str
 ) -> tuple[FileArena, list[dict[str, ArenaTensor]]]:
-    """An arena for steps that make values which wait in a file for later steps; and of each step where these lie.
+    """An arena of which a part lies in a file; and where tensors lie there.
 
     Args:
-        size: Bytes of the arena in memory: of the largest step.
-        values: Of each step; their own offsets don't count. Those of two steps have the same places, as they run one
-            after the other.
+        size: Bytes of the arena in memory.
+        tensors: What lies in the file, in groups: of a training state all, of values that wait for later steps those of
+            each step. Their own offsets don't count. Groups have the same places, as steps run one after the other.
         folder: Where the file is made.
+        content: See `FileArena`.
 
     Raises:
         SessionError: see `FileArena`.
     """
     begin = -(-size // APART) * APART
-    laid = [one_after_another(each, APART) for each in values]
+    laid = [one_after_another(each, APART) for each in tensors]
     length = max(end for _, end in laid)
-    arena = FileArena(begin + length, begin, folder, "values of a step")
+    arena = FileArena(begin + length, begin, folder, content)
     return arena, [{name: one._replace(offset=begin + one.offset) for name, one in of.items()} for of, _ in laid]
 
 

@@ -38,7 +38,7 @@ from memonger.runtime.partition import partitions
 from memonger.runtime.prepare import check_stamp, device_of, reads_of, room_of, verified
 from memonger.runtime.prepared import Bucket, CutPlan, PersistentPart, Program, SessionGroup
 from memonger.runtime.program import inputs_of, program_of, without_defaults
-from memonger.runtime.state_file import in_files, store_of, values_arena
+from memonger.runtime.state_file import file_arena, in_files, store_of
 from memonger.runtime.store import Store
 from memonger.runtime.weights import message
 from memonger.words import option
@@ -194,7 +194,7 @@ def read_plans(
     size, arena, places = max(one.arena_bytes for one in plans), None, in_files(*stores)
     waiting: list[dict[str, ArenaTensor]] = [{} for _ in plans]
     if any(one.values_in_file for one in plans) and hasattr(process_memory.libc(), "mmap"):
-        arena, waiting = values_arena(size, [_waiting(one) for one in plans], folder)
+        arena, waiting = file_arena(size, [_waiting(one) for one in plans], folder, "values of a step")
     cuts = [
         cut_step(
             one, {*own.persistent, *own.scalars.values()},

@@ -33,13 +33,12 @@ from memonger.devices import CPU
 from memonger.errors import BusyError, SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort, process_memory
-from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.execution_context import ExecutionContext, IdleRelease
 from memonger.runtime.loaded_model import LoadedModel
 from memonger.runtime.prepare_apart import Preparer, prepared_for
 from memonger.runtime.prepared import Prepared, SessionGroup, SessionRequest, SharedWeights
 from memonger.serving.figures import Figure, WaitingTimes, text_of
-from memonger.serving.fleet_memory import FleetMemory, Need, PlansOfModel, memory_of
+from memonger.serving.fleet_memory import FleetMemory, PlansOfModel, memory_of
 from memonger.serving.pipeline import Pipeline, steps_of
 from memonger.units import MOST_ARENAS, format_size, in_bytes, in_full, shown, whole
 from memonger.words import quoted
@@ -71,12 +70,9 @@ class _Member:
     """Plans under one or several names, loaded or not.
 
     Attributes:
-        key: The same for plans that are the same.
+        plans: What is known of them.
         source: Where they come from again: paths; None for plans that were given as objects.
         pad: As in `memonger.Session`.
-        need: In bytes.
-        inputs: Names of the model's inputs.
-        outputs: Its outputs by name, with type and shape; None where that isn't one shape.
         checked: Whether an earlier load was seen to run the planned order: what onnxruntime's profiler takes for that
             stays with the process.
         model: Loaded; None where it was let go.
@@ -87,12 +83,9 @@ class _Member:
         loads: How often it was loaded.
     """
 
-    key: str
+    plans: PlansOfModel
     source: "Source | None"
     pad: bool
-    need: Need
-    inputs: tuple[str, ...]
-    outputs: Mapping[str, ArenaTensor | None]
     checked: bool = False
     model: LoadedModel | None = None
     is_loading: bool = False
@@ -146,12 +139,12 @@ class FleetModel:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the model's inputs."""
-        return self._fleet._member(self.name).inputs
+        return self._fleet._member(self.name).plans.inputs
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the model's outputs, each once."""
-        return tuple(self._fleet._member(self.name).outputs)
+        return tuple(self._fleet._member(self.name).plans.outputs)
 
     def run(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the model once; threads may call it at the same time.
@@ -288,9 +281,9 @@ class Fleet:
             given = [plan] if isinstance(plan, str | Path) or not isinstance(plan, Sequence) else plan
             paths = [Path(one).absolute() for one in given if isinstance(one, str | Path)]
             again = paths if len(paths) == len(given) else None
-            new = _Member(found.key, again, pad, found.need, found.inputs, found.outputs)
+            new = _Member(found, again, pad)
             with self._changed:
-                member = next((one for one in self._members.values() if one.key == new.key), new)
+                member = next((one for one in self._members.values() if one.plans.key == found.key), new)
             with self._turn((name,), added=member) as turn:
                 self._load(turn, records)
                 with self._changed:
@@ -334,13 +327,11 @@ class Fleet:
                 kept between them don't fit the limit together.
             BusyError: there wasn't room in time, as others run.
         """
-        members = {name: self._member(name) for name in reads}
-        if not members:
+        models = {name: self._member(name).plans for name in reads}
+        if not models:
             raise SessionError("a pipeline needs at least one model.")
-        steps, kept = steps_of(
-            reads, {n: m.inputs for n, m in members.items()}, {n: m.outputs for n, m in members.items()}
-        )
-        made = Pipeline(steps, kept, tuple(list(members.values())[-1].outputs), self._running)
+        steps, kept = steps_of(reads, models)
+        made = Pipeline(steps, kept, tuple(list(models.values())[-1].outputs), self._running)
         with self._turn(tuple(reads), pipeline=made):
             return made
 
@@ -487,7 +478,7 @@ class Fleet:
             for member in set(wanted.values()):
                 member.users += 1
                 self._present[member] = None
-                self._largest = max(self._largest, member.need.arena)
+                self._largest = max(self._largest, member.plans.need.arena)
             if turn.is_run:
                 turn.place = self._free.pop()
             if turn.pipeline is not None:
@@ -552,11 +543,11 @@ class Fleet:
     def _memory(self, members: Iterable[_Member], more: int = 0) -> FleetMemory:
         """What the fleet takes with these members, and pipelines that keep so many more bytes."""
         kept = sum(pipeline.nbytes for pipeline in self._pipelines)
-        return memory_of([member.need for member in members], self._count, kept + more)
+        return memory_of([member.plans.need for member in members], self._count, kept + more)
 
     def _beyond(self, members: Iterable[_Member]) -> int:
         """Bytes of arenas in use that were touched for models larger than these; they go when those runs end."""
-        largest = max((member.need.arena for member in members), default=0)
+        largest = max((member.plans.need.arena for member in members), default=0)
         return sum(max(0, place.touched - largest) for place in self._places if place not in self._free)
 
     def _let_go(self, member: _Member) -> None:
@@ -569,7 +560,7 @@ class Fleet:
             member.checked = member.checked or _is_checked(member)
             self._leaving.append(member.model)
             member.model = None
-        self._largest = max((one.need.arena for one in self._present), default=0)
+        self._largest = max((one.plans.need.arena for one in self._present), default=0)
         for place in self._free:
             if place.touched > self._largest:
                 place.release()
@@ -617,7 +608,7 @@ class Fleet:
             if records is None:
                 assert member.source is not None
                 found, records = self._read(member.source, member.pad, checks, apart=False)  # in tens of milliseconds
-                if found.key != member.key:
+                if found.key != member.plans.key:
                     raise SessionError(
                         f"the file of '{name}' was changed since it was added: remove it, and add it again."
                     )
@@ -626,7 +617,7 @@ class Fleet:
             assert isinstance(prepared, Prepared)
             return LoadedModel(
                 prepared, map(self._with_shared_weights, records), threads=self._threads, pad=member.pad,
-                at_once=self._count, check_order=checks, limit=None if self._limit is None else member.need.own,
+                at_once=self._count, check_order=checks, limit=None if self._limit is None else member.plans.need.own,
             )  # fmt: skip
 
     def _with_shared_weights(self, group: Prepared | SessionGroup) -> SessionGroup:

@@ -35,14 +35,7 @@ def add_models(package: Package, folder: Path) -> dict[str, Any]:
 
 def add_settings(package: Package, folder: Path, estimate: Estimate, **settings: Any) -> None:
     """Write what the served program reads, and what the export says of itself."""
-    content = {
-        "name": package.name, "instances": package.instances, **settings,
-        "memory": {
-            "parameter_bytes": estimate.parameters, "input_bytes": estimate.inputs,
-            "activation_bytes": estimate.activations, "scratch_bytes": estimate.workspace,
-            "instance_bytes": estimate.instance_bytes, "total_bytes": estimate.total_bytes,
-        },
-    }  # fmt: skip
+    content = {"name": package.name, "instances": package.instances, **settings, "memory": estimate.record()}
     add_json(folder / SETTINGS, content)
 
 

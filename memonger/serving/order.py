@@ -47,9 +47,8 @@ def best_file_order(graph: Graph) -> FileOrder:
     reached: dict[tuple[int, ...], tuple[int, ...]] = {}  # many files come out at one order
     for written in tried:
         reached.setdefault(default_order(sources, written), written)
-    peaks = _Peaks(graph)
-    inputs = (FileOrder(written, executed, peaks.of(executed)) for executed, written in reached.items())
-    return min(inputs, key=lambda one: one.peak_bytes)
+    found = (FileOrder(written, executed, stock_bytes(graph, executed)) for executed, written in reached.items())
+    return min(found, key=lambda one: one.peak_bytes)
 
 
 def written_as_is(graph: Graph) -> FileOrder:
@@ -64,40 +63,6 @@ def stock_bytes(graph: Graph, executed: Sequence[int]) -> int:
     scheduled = rewrite.schedule_graph(graph, executed)
     live = live_bytes(assign_storage(scheduled, AS_STOCK).buffers, len(scheduled.nodes)).tolist()
     return max((size + workspace for size, workspace in zip(live, scheduled.workspace, strict=True)), default=0)
-
-
-class _Peaks:
-    """`stock_bytes` for many orders of a graph: with nothing in place, who shares bytes doesn't depend on the order."""
-
-    def __init__(self, graph: Graph) -> None:
-        storage = assign_storage(graph, AS_STOCK)
-        live = [(number,) if number >= 0 else () for number in storage.of_value]
-        for source, target in (pair for ties in graph.runtime_aliases for pair in ties):
-            live[target] = tuple(dict.fromkeys((*live[target], *live[source])))
-        self.sizes = [buffer.size for buffer in storage.buffers]
-        self.workspace = graph.workspace
-        self.kept = {number for value in graph.outputs for number in live[value]}
-        self.touched = [
-            tuple(dict.fromkeys(number for value in (*reads, *writes) for number in live[value]))
-            for reads, writes in zip(graph.reads, graph.writes, strict=True)
-        ]
-
-    def of(self, executed: Sequence[int]) -> int:
-        """The peak of an order."""
-        last = [-1] * len(self.sizes)
-        for step, node in enumerate(executed):
-            for number in self.touched[node]:
-                last[number] = step
-        live = peak = 0
-        begun = [False] * len(self.sizes)
-        for step, node in enumerate(executed):
-            for number in self.touched[node]:
-                if not begun[number]:
-                    begun[number] = True
-                    live += self.sizes[number]
-            peak = max(peak, live + self.workspace[node])
-            live -= sum(self.sizes[n] for n in self.touched[node] if last[n] == step and n not in self.kept)
-        return peak
 
 
 def _as_planned(sources: Sources, schedule: Sequence[int]) -> tuple[int, ...]:

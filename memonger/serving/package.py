@@ -90,6 +90,13 @@ class Estimate:
         """What it takes at most: while it loads, the file and copies of the weights are there as well."""
         return -(-(self.request_bytes + 2 * self.parameters) // MiB) * MiB
 
+    def record(self) -> dict[str, int]:
+        """For JSON."""
+        return {
+            "parameter_bytes": self.parameters, "input_bytes": self.inputs, "activation_bytes": self.activations,
+            "scratch_bytes": self.workspace, "instance_bytes": self.instance_bytes, "total_bytes": self.total_bytes,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ArenaSharing:

@@ -15,6 +15,7 @@ from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.execution_context import ExecutionContext
 from memonger.runtime.loaded_model import LoadedModel
 from memonger.runtime.store import Store
+from memonger.serving.fleet_memory import PlansOfModel
 from memonger.units import shown
 
 Running = Callable[[Iterable[str]], AbstractContextManager[tuple[ExecutionContext, list[LoadedModel]]]]
@@ -91,16 +92,13 @@ class Pipeline:
 
 
 def steps_of(
-    reads: Mapping[str, Mapping[str, str]],
-    inputs: Mapping[str, Sequence[str]],
-    outputs: Mapping[str, Mapping[str, ArenaTensor | None]],
+    reads: Mapping[str, Mapping[str, str]], models: Mapping[str, PlansOfModel]
 ) -> tuple[list[PipelineStep], list[ArenaTensor]]:
     """The steps of a pipeline, and the tensors that are kept between them.
 
     Args:
         reads: For each model in order, which of its inputs are outputs of earlier models.
-        inputs: Of each model the names of all its inputs.
-        outputs: Of each model its outputs, with type and shape; None where the shape isn't fixed.
+        models: What is known of each.
 
     Raises:
         SessionError: an input or output isn't there, or has no fixed shape; it is named.
@@ -112,12 +110,12 @@ def steps_of(
     for model, own in reads.items():
         sources[model] = {}
         for name, output in own.items():
-            if name not in inputs[model]:
-                raise SessionError(f"'{model}' has no input '{name}'; it takes {', '.join(inputs[model])}.")
-            source = next((one for one in reversed(earlier) if output in outputs[one]), None)
+            if name not in models[model].inputs:
+                raise SessionError(f"'{model}' has no input '{name}'; it takes {', '.join(models[model].inputs)}.")
+            source = next((one for one in reversed(earlier) if output in models[one].outputs), None)
             if source is None:
                 raise SessionError(f"no model before '{model}' has an output '{output}', which '{name}' is to read.")
-            tensor = outputs[source][output]
+            tensor = models[source].outputs[output]
             if tensor is None:
                 raise SessionError(f"output '{output}' of '{source}' has no fixed shape: a pipeline can't keep it.")
             key = f"{source}/{output}"
@@ -125,7 +123,7 @@ def steps_of(
             keeps[source][output] = sources[model][name] = key
         earlier.append(model)
     steps = [
-        PipelineStep(model, tuple(n for n in inputs[model] if n not in sources[model]), sources[model], keeps[model])
-        for model in reads
+        PipelineStep(model, tuple(name for name in models[model].inputs if name not in own), own, keeps[model])
+        for model, own in sources.items()
     ]
     return steps, list(kept.values())

@@ -72,9 +72,9 @@ class PlannedModel:
         self._model: FleetModel | Session
         if device_of(loaded[0], None).is_host:
             source = list(plans) if reloads else loaded
-            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad), True)
+            self._model, pads = _filled_up(lambda pad: fleet.add(name, source, pad=pad))
         else:
-            self._model, pads = _filled_up(lambda pad: Session(loaded, pad=pad), True)
+            self._model, pads = _filled_up(lambda pad: Session(loaded, pad=pad))
         self.output_names = self._model.output_names
         most = max((_batch(plan) for plan in loaded if not plan.ranges), default=1) if pads else 1
         self.inputs = _described([package.inputs_of(plan) for plan in loaded], most)
@@ -322,15 +322,14 @@ def prometheus(figure: Figure) -> Grow:
     return lambda key, value, _: (gauge.labels(key) if labels else gauge).set(value)
 
 
-def _filled_up(make: Callable[[bool], Made], pad: bool) -> tuple[Made, bool]:
+def _filled_up(make: Callable[[bool], Made]) -> tuple[Made, bool]:
     """What takes smaller batches as well, where outputs begin with the batch, and whether it does.
 
     Args:
         make: Makes it, given whether it is to take them.
-        pad: Whether to try.
     """
     try:
-        return make(pad), pad
+        return make(True), True
     except NoBatchError:
         return make(False), False
 

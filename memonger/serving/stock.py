@@ -10,7 +10,7 @@ from memonger.graph import schedule
 from memonger.plan import Plan
 from memonger.plan_file import KEY
 from memonger.runtime import feeds, onnxruntime, ort
-from memonger.runtime.program import inputs_of, kind_of
+from memonger.runtime.program import inputs_of
 from memonger.runtime.weights import LEND_ALL, session_of
 
 TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block them differently
@@ -62,14 +62,7 @@ def _open(model: ir.Model) -> None:
 
 def _run(model: ir.Model, given: feeds.Feeds) -> list[np.ndarray]:
     session = session_of(model, CPU, ort.SessionSettings(entries=ort.RUN_ONCE), LEND_ALL)
-    binding = session.io_binding()
-    kinds = {str(value.name): kind_of(value.type) for value in model.graph.inputs}
-    for name, feed in given.items():
-        binding.bind_ortvalue_input(name, feeds.to_ortvalue(feed, kinds[name]))
-    for value in session.get_outputs():
-        binding.bind_output(value.name)
-    session.run_with_iobinding(binding)
-    return [feeds.to_python(value, None) for value in binding.get_outputs()]
+    return list(feeds.run_bound(session, given).values())
 
 
 def _close(row: np.ndarray, same: np.ndarray) -> bool:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
+import numpy as np
 
 from memonger.errors import PlanError
+from memonger.ir.element_types import ElementType
 from memonger.serving.package import Naming, Package, ServedModel, TensorSpec, inputs_of, outputs_of
+from memonger.serving.protocol import DATATYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,10 @@ def _escaped(byte: int) -> str:
 
 
 TYPES = {
-    ir.DataType.FLOAT: "TYPE_FP32", ir.DataType.DOUBLE: "TYPE_FP64", ir.DataType.FLOAT16: "TYPE_FP16",
-    ir.DataType.BFLOAT16: "TYPE_BF16", ir.DataType.BOOL: "TYPE_BOOL", ir.DataType.STRING: "TYPE_STRING",
-    ir.DataType.INT8: "TYPE_INT8", ir.DataType.INT16: "TYPE_INT16", ir.DataType.INT32: "TYPE_INT32",
-    ir.DataType.INT64: "TYPE_INT64", ir.DataType.UINT8: "TYPE_UINT8", ir.DataType.UINT16: "TYPE_UINT16",
-    ir.DataType.UINT32: "TYPE_UINT32", ir.DataType.UINT64: "TYPE_UINT64",
-}  # fmt: skip
+    ElementType.from_numpy(np.dtype(kind)): f"TYPE_{'STRING' if name == 'BYTES' else name}"
+    for name, kind in DATATYPES.items()
+}
+"""Triton's names of types are those of the protocol, but for text."""
 
 NAMING = Naming(
     r"(?!\.)(?!.*\.\.)[A-Za-z0-9._~-]{1,200}",
@@ -174,7 +174,7 @@ def _batching(batches: Sequence[int]) -> dict[str, Any]:
 def _port(tensor: TensorSpec, kind: str, batched: bool) -> dict[str, Any]:
     if not tensor.name:
         raise PlanError(f"an {kind} of the model has no name, which Triton refuses: name it and plan the model again.")
-    if tensor.dtype not in TYPES:
+    if (data_type := TYPES.get(ElementType(tensor.dtype))) is None:
         raise PlanError(f"{kind} '{tensor.name}' is {tensor.dtype.name}, which Triton has no type for.")
     dims = tensor.dims[1:] if batched else tensor.dims
     if not dims and not batched:
@@ -183,7 +183,7 @@ def _port(tensor: TensorSpec, kind: str, batched: bool) -> dict[str, Any]:
         )
     if any(dim == 0 for dim in dims):
         raise PlanError(f"{kind} '{tensor.name}' is {list(tensor.dims)}: Triton refuses dimensions of 0.")
-    port: dict[str, Any] = {"name": tensor.name, "data_type": Name(TYPES[tensor.dtype]), "dims": dims or (1,)}
+    port: dict[str, Any] = {"name": tensor.name, "data_type": Name(data_type), "dims": dims or (1,)}
     if not dims:
         port["reshape"] = {}
     return port

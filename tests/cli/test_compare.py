@@ -39,7 +39,7 @@ def test_what_is_measured_well_above_the_plan_is_said_to_be_the_processs(more: f
         plan = memonger.search_plan(parse("g (float[N, 64] x) => (float[N, 64] y) { a = Exp(x) y = Tanh(a) }"),
                                     mode="inference", dims={"N": sizes})  # fmt: skip
         assert plan.predicted_bytes
-        said = _prediction(plan, Measured(1.0, round(more * plan.predicted_bytes), 1.0, 1.0, (1.0,)))
+        said = _prediction(plan, Measured(1.0, round(more * plan.predicted_bytes), 1.0, (1.0,)))
         assert said.startswith(says)
         assert ("take of their own" in said) is own
 

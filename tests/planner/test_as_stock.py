@@ -301,7 +301,7 @@ def test_a_plan_of_a_model_in_memory_says_that_its_source_is_not_known(tmp_path:
 @pytest.mark.parametrize("is_source", [False, True])
 def test_bits_that_stock_onnxruntimes_defaults_do_not_have_fail(is_source: bool, tmp_path: Path) -> None:
     plan = memonger.search_plan(_late_scale(2), mode="inference", device="cpu")
-    ran = Ran(Measured(1.0, None, 1.0, 1.0, (1.0,)), {"y": X})
+    ran = Ran(Measured(1.0, None, 1.0, (1.0,)), {"y": X})
     other = Ran(ran.measured, {"y": np.nextafter(X, np.float32(np.inf))})
     case = Case(
         plan, tmp_path, {}, CPU, Settings(), "ORT_ENABLE_ALL", Load(0.0, 1), is_source=is_source,

@@ -102,7 +102,7 @@ def _describe(program: SimpleNamespace) -> Hashable:
     order = sorted(one.used for one in fleet._present)
     return (
         tuple(fleet._members), fleet._is_closed, fleet._served,
-        tuple((one.key, one.model is None, one.is_loading, one.users, order.index(one.used)) for one in fleet._present),
+        tuple((m.plans.key, m.model is None, m.is_loading, m.users, order.index(m.used)) for m in fleet._present),
         tuple((turn.names, turn.overtaken, turn.settled and turn.settled.number) for turn in fleet._queue),
         tuple(model.key for model in fleet._leaving), tuple(model.key for model in _Loaded.alive),
         tuple(fleet._places.index(one) for one in fleet._free),
@@ -128,7 +128,7 @@ def _explore(
             assert all(any(one.startswith(text) for text in allowed) for one in said), said
             assert (fleet._queue, fleet._served, len(fleet._free)) == ([], 0, fleet._count)
             assert not any(one.users for one in fleet._present)
-            assert {one.key for one in fleet._present} == {model.key for model in (*_Loaded.alive,)}
+            assert {one.plans.key for one in fleet._present} == {model.key for model in (*_Loaded.alive,)}
 
         return SimpleNamespace(fleet=fleet, check=check, done=done, works=[lambda w=work: w(fleet) for work in works])
 
@@ -212,7 +212,7 @@ def test_nobody_is_turned_away_while_an_arena_and_room_are_free(stand_ins: Any, 
         say = fleet._why_busy
 
         def why_busy(turn: Any) -> str:
-            needed = {one.key for one in fleet._present if one.users} | set(turn.names)
+            needed = {one.plans.key for one in fleet._present if one.users} | set(turn.names)
             largest = max(ARENAS[key] for key in needed)
             busy = [max(largest, one.touched) for one in fleet._places if one not in fleet._free]
             arena_bytes = largest * len(fleet._free) + sum(busy)

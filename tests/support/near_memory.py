@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 
 from memonger.devices import PROVIDERS
-from memonger.distributed.engines import Array, Awaited, Handle, TorchEngine
+from memonger.distributed.engines import Array, Handle, TorchEngine
 from memonger.distributed.nccl import NcclEngine
 from memonger.runtime import backend
 from memonger.runtime.arena import Arena, DeviceArray
@@ -60,7 +60,7 @@ class NearEngine(NcclEngine):
             handle.wait()
             there[:] = away
 
-        return Awaited(wait)
+        return Handle([wait])
 
     def _on_device(self, array: DeviceArray) -> Any:
         return TorchEngine._tensor(self, self._away)
