@@ -114,11 +114,11 @@ def test_the_file_is_a_topological_order_and_no_worse_than_the_graphs_own(graph:
 
 
 @pytest.mark.parametrize("network", ["densenet_bc100", "unet", "gpt", "lstm", "googlenet"])
-def test_peaks_of_networks_are_those_of_their_storages(network: str) -> None:
+def test_peaks_of_networks_are_no_less_than_with_values_written_in_place(network: str) -> None:
     settings = {"lstm": {"seq_len": 8, "num_hidden": 64}, "unet": {"image": 64}}.get(network, {})
     plan = memonger.search_plan(models.build(network, batch=1, **settings), mode="inference", device="none")
     best = order.best_file_order(plan.graph)
-    assert best.peak_bytes == order.stock_bytes(plan.graph, best.executed) >= plan.peak_bytes
+    assert best.peak_bytes >= plan.peak_bytes
 
 
 def test_a_chain_deeper_than_the_interpreters_stack_is_ordered() -> None:
