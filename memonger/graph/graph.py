@@ -254,6 +254,15 @@ class Graph:
         """The nodes that each node reads from, each once, in the order of its inputs."""
         return tuple(_unique(self.producer[v] for v in reads if self.producer[v] >= 0) for reads in self.reads)
 
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that must run before each: those it reads from, and the other readers of what it writes over."""
+        first = ((reader for old in each for reader in self.readers[old]) for each in self.overwritten)
+        return tuple(
+            _unique((*sources, *(reader for reader in readers if reader != node)))
+            for node, (sources, readers) in enumerate(zip(self.sources, first, strict=True))
+        )
+
 
 def from_model(
     model: ir.Model,

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -13,6 +14,8 @@ from memonger.ir.values import static_shape
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, completed, own, points, shapes_at
 from memonger.shapes.sizes import Sizes
+
+Shared = TypeVar("Shared", Pair, Part)
 
 TINY = 64
 """Elements of values that sizes are computed from up to which they stay with the runtime: an address costs too much."""
@@ -66,16 +69,14 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
     sizes = tuple(map(max, zip(*(graph.sizes for graph in graphs), strict=True)))
     planned = tuple(map(any, zip(*(graph.planned for graph in graphs), strict=True)))
 
-    def common(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pair, ...], ...]:
-        result = []
-        for node, of_node in enumerate(zip(*of_graphs, strict=True)):
-            pairs = dict.fromkeys(pair for each in of_node for pair in each)
-            result.append(tuple(p for p in pairs if all(
-                p in each or not (graph.planned[p[0]] or graph.planned[p[1]])
-                for each, graph in zip(of_node, graphs, strict=True)
-            ) and first.nodes[node] not in doubtful))  # fmt: skip
-        return tuple(result)
+    def in_chunks(graph: Graph, node: int) -> list[Part]:
+        has_choice = any(each.optional[node] for each in graphs)
+        return [] if has_choice else [part for part in graph.subviews[node] if first.planned[part[1]]]
 
+    def is_empty(graph: Graph, pair: Pair) -> bool:
+        return not (graph.planned[pair[0]] or graph.planned[pair[1]])
+
+    certain = [name not in doubtful for name in first.nodes]
     runtime = tuple(
         tuple((a, b) for a, b in dict.fromkeys(p for each in of_node for p in each) if not planned[b])
         for of_node in zip(*(graph.runtime_aliases for graph in graphs), strict=True)
@@ -83,35 +84,25 @@ def merged(graphs: Sequence[Graph], doubtful: Collection[str]) -> Graph:
     workspace = tuple(map(max, zip(*(graph.workspace for graph in graphs), strict=True)))
     largest = dataclasses.replace(first, sizes=sizes, planned=planned, workspace=workspace, aliases=())
     return largest.with_aliases(
-        view=common([graph.views for graph in graphs]),
-        inplace=common([graph.inplace for graph in graphs]),
+        view=_in_all(graphs, lambda graph, node: graph.views[node] if certain[node] else (), is_empty),
+        inplace=_in_all(graphs, lambda graph, node: graph.inplace[node] if certain[node] else (), is_empty),
         runtime=runtime,
-        update=_of_all([graph.updates for graph in graphs]),
-        append=_of_all([graph.appends for graph in graphs]),
-        subview=_windows(graphs),
+        update=_in_all(graphs, lambda graph, node: graph.updates[node], lambda *_: False),
+        append=_in_all(graphs, lambda graph, node: graph.appends[node], lambda *_: False),
+        subview=_in_all(graphs, in_chunks, lambda graph, part: not graph.planned[part[0]]),
     )
 
 
-def _windows(graphs: Sequence[Graph]) -> tuple[tuple[Part, ...], ...]:
-    """The marked parts of each node that lie at one byte of their whole at all sizes at which they have any bytes."""
+def _in_all(
+    graphs: Sequence[Graph], shared: Callable[[Graph, int], Sequence[Shared]], is_empty: Callable[[Graph, Shared], bool]
+) -> tuple[tuple[Shared, ...], ...]:
+    """What each node lets share bytes in every graph, but for those in which there are no bytes to share."""
     result = []
-    for node, of_node in enumerate(zip(*(graph.subviews for graph in graphs), strict=True)):
-        if any(graph.optional[node] for graph in graphs):
-            result.append(())
-            continue
-        planned = (part for each in of_node for part in each if graphs[0].planned[part[1]])
-        result.append(tuple(part for part in dict.fromkeys(planned) if all(
-            part in each or not graph.planned[part[0]] for each, graph in zip(of_node, graphs, strict=True)
-        )))  # fmt: skip
+    for node in range(len(graphs[0].nodes)):
+        found = [(graph, shared(graph, node)) for graph in graphs]
+        every = dict.fromkeys(one for _, own in found for one in own)
+        result.append(tuple(one for one in every if all(one in own or is_empty(graph, one) for graph, own in found)))
     return tuple(result)
-
-
-def _of_all(of_graphs: Sequence[tuple[tuple[Pair, ...], ...]]) -> tuple[tuple[Pair, ...], ...]:
-    """The pairs of each node that all graphs have."""
-    return tuple(
-        tuple(pair for pair in of_node[0] if all(pair in each for each in of_node))
-        for of_node in zip(*of_graphs, strict=True)
-    )
 
 
 def at_sizes(graph: Graph, sizes: Mapping[int, int]) -> Graph:

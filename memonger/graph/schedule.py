@@ -20,6 +20,9 @@ from memonger.ir.model import Model
 from memonger.ir.names import fresh
 from memonger.ir.values import read_values
 
+Sources = Sequence[Sequence[int]]
+"""For each node the nodes it reads from."""
+
 OF_NODE = ("ops", "forward", "costs", "workspace")
 """Fields of a graph that are the same for a node and its copies."""
 
@@ -123,6 +126,35 @@ def depth_first(
         else:
             order[stack.pop()] = None
     return list(order)
+
+
+def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
+    """The order onnxruntime runs nodes in without being told.
+
+    Args:
+        sources: For each node the nodes it reads from.
+        written: The nodes in file order.
+    """
+    place = {node: index for index, node in enumerate(written)}
+    read = {source for inputs in sources for source in inputs}
+    roots = [node for node in written if node not in read]
+    return post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
+
+
+def post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
+    pending = [(node, False) for node in roots]
+    seen = [False] * len(sources)
+    order: list[int] = []
+    while pending:
+        node, done = pending.pop()
+        if done:
+            order.append(node)
+        elif not seen[node]:
+            seen[node] = True
+            pending.append((node, True))
+            pending.extend((source, False) for source in sources[node] if not seen[source])
+    return tuple(order)
 
 
 def readers_of(sources: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import Frame, onnxruntime_bytes
 from memonger.graph import aliasing, kernels
+from memonger.graph.schedule import default_order, sources_of
 from memonger.ir.operators import operator_name
 from memonger.ir.values import dense, graphs, nbytes, read_values, static_shape, subgraphs
 
@@ -86,7 +87,7 @@ def _frame(
     """
     nodes = list(graph)
     if not as_written:
-        nodes = [nodes[number] for number in default_order(nodes)]
+        nodes = [nodes[n] for n in default_order([*map(sorted, sources_of(nodes))], range(len(nodes)))]
     in_loop = around == "Loop" or (around == "If" and in_loop)
     branched = {value for node in nodes if node.op_type == "If" for value in node.outputs}
     given = set(graph.outputs) & branched if in_loop else set(graph.outputs) if around else set[ir.Value]()
@@ -144,25 +145,6 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
             are_open = {place - len(each) for each in read for place, dim in enumerate(each) if dim is None}
             dims[made] = [None if place - len(own) in are_open else dim for place, dim in enumerate(own)]
     return {value for value, own in dims.items() if None in own}
-
-
-def default_order(nodes: list[ir.Node]) -> list[int]:
-    """The order that onnxruntime runs a file's nodes in by default: backwards from the last, depth first."""
-    number = {value: index for index, node in enumerate(nodes) for value in node.outputs}
-    before = [sorted({number[value] for value in read_values(node) if value in number}) for node in nodes]
-    read = {source for sources in before for source in sources}
-    stack = [(index, False) for index in range(len(nodes)) if index not in read]
-    order: list[int] = []
-    seen: set[int] = set()
-    while stack:
-        index, leaving = stack.pop()
-        if leaving:
-            order.append(index)
-        elif index not in seen:
-            seen.add(index)
-            stack.append((index, True))
-            stack.extend((source, False) for source in before[index] if source not in seen)
-    return order
 
 
 class _Allocations:

@@ -1,6 +1,7 @@
 """From JSON, which may be wrong, to frozen dataclasses: each field is checked against its type."""
 
 import dataclasses
+import json
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from memonger.errors import MemongerError
+from memonger.errors import MemongerError, PlanError
 
 T = TypeVar("T")
 
@@ -81,6 +82,26 @@ def decode(kind: type[T], content: object, *, ignore_unknown: bool = False) -> T
     """
     value: T = _record(kind, content, ignore_unknown)
     return value
+
+
+def decode_metadata(
+    kind: type[T], metadata: Mapping[str, str], key: str, name: str, wrong: type[MemongerError] = PlanError
+) -> T | None:
+    """A dataclass from the JSON that a model's metadata has under a key; None where it has none.
+
+    Args:
+        kind: The dataclass.
+        metadata: The model's.
+        key: The key.
+        name: What messages call the model.
+        wrong: What is raised where the entry is malformed.
+    """
+    if (text := metadata.get(key)) is None:
+        return None
+    try:
+        return decode(kind, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"{name}: its metadata '{key}' is malformed: {error}.") from error
 
 
 def _record(kind: Any, content: Any, ignore_unknown: bool = True) -> Any:

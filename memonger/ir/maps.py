@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from memonger.errors import LoadError
-from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.decoding import decode_metadata
 
 KEY = "memonger.maps"
 
@@ -123,11 +123,5 @@ def maps_of(model: ir.Model, name: str) -> dict[str, Keys]:
     Raises:
         LoadError: what the model says of it is malformed.
     """
-    text = model.metadata_props.get(KEY)
-    if text is None:
-        return {}
-    try:
-        found = decode(_Maps, json.loads(text))
-    except (ValueError, RecursionError, DecodingError) as error:
-        raise LoadError(f"{name}: its metadata '{KEY}' is malformed: {error}.") from error
-    return {**found.numbers, **found.texts}
+    found = decode_metadata(_Maps, model.metadata_props, KEY, name, LoadError)
+    return {} if found is None else {**found.numbers, **found.texts}

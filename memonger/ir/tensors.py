@@ -80,21 +80,23 @@ def transposed(tensor: ir.TensorProtocol, axes: Sequence[int] | None = None) -> 
     )  # fmt: skip
 
 
-def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
-    """Put another tensor in the place of each that lies in a file of its own, wherever in the model it stands."""
+def replace_tensors(model: ir.Model, made: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
+    """Put another tensor in the place of each, wherever in the model it stands."""
     for body in bodies(model):
         for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
-            if isinstance(value.const_value, ir.ExternalTensor):
+            if value.const_value is not None:
                 value.const_value = made(value.const_value)
         for node in body:
-            for attribute in list(node.attributes.values()):
-                if attribute.is_ref():
-                    continue
-                if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+            for attribute in [each for each in node.attributes.values() if not each.is_ref()]:
+                if attribute.type == ir.AttributeType.TENSOR:
                     node.attributes.add(ir.AttrTensor(attribute.name, made(attribute.value)))
                 elif attribute.type == ir.AttributeType.TENSORS:
-                    tensors = [made(one) if isinstance(one, ir.ExternalTensor) else one for one in attribute.value]
-                    node.attributes.add(ir.AttrTensors(attribute.name, tensors))
+                    node.attributes.add(ir.AttrTensors(attribute.name, list(map(made, attribute.value))))
+
+
+def replace_external(model: ir.Model, made: Callable[[ir.ExternalTensor], ir.TensorProtocol]) -> None:
+    """The same of each that lies in a file of its own."""
+    replace_tensors(model, lambda tensor: made(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor)
 
 
 def bodies(model: ir.Model) -> Iterator[ir.Graph | ir.Function]:

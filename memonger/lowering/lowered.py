@@ -19,7 +19,7 @@ from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
-from memonger.ir.values import graphs
+from memonger.ir.values import NARROW, graphs
 from memonger.model.bodies import write_loop, write_out
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
@@ -148,9 +148,8 @@ _MOVING = frozenset([
 
 def in_16_bits(model: ir.Model) -> tuple[str, ...]:
     """A note on a portable plan that computes in 16 bits, of which onnxruntime has few kernels for the CPU."""
-    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     computing = (node for node in model.graph if node.op_type not in _MOVING)
-    node = next((node for node in computing if any(value.dtype in halves for value in node.outputs)), None)
+    node = next((node for node in computing if any(value.dtype in NARROW for value in node.outputs)), None)
     if node is None:
         return ()
     return (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from memonger.errors import PlanError
-from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.decoding import decode_metadata
 from memonger.ir.values import required_inputs, static_shape
 from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, Shape, completed, in_words, next_sizes, own, places, points, shapes_at
@@ -58,13 +58,8 @@ def state_of(model: ir.Model, name: str) -> dict[str, str]:
     Raises:
         PlanError: what the model says of it is malformed.
     """
-    text = model.metadata_props.get(KEY)
-    if text is None:
-        return {}
-    try:
-        state = dict(decode(_StateShapes, json.loads(text)).becomes)
-    except (ValueError, RecursionError, DecodingError) as error:
-        raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {error}.") from error
+    found = decode_metadata(_StateShapes, model.metadata_props, KEY, name)
+    state = {} if found is None else dict(found.becomes)
     _check_names(model, state, name)
     return state
 

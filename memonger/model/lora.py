@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.ir import training_roles
-from memonger.ir.decoding import DecodingError, decode
+from memonger.ir.decoding import decode_metadata
 from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
 from memonger.ir.names import matches, name_nodes
@@ -228,13 +228,8 @@ def adapters_of(model: ir.Model, name: str) -> tuple[Adapter, ...]:
     Raises:
         PlanError: what it says is malformed.
     """
-    text = model.metadata_props.get(KEY)
-    if text is None:
-        return ()
-    try:
-        return decode(_Listed, json.loads(text)).adapters
-    except (ValueError, RecursionError, DecodingError) as error:
-        raise PlanError(f"{name}: its metadata '{KEY}' is malformed: {error}.") from error
+    found = decode_metadata(_Listed, model.metadata_props, KEY, name)
+    return () if found is None else found.adapters
 
 
 def merge_lora(source: Source | Model) -> Model:

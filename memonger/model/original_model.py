@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from memonger.errors import LoadError, PlanError
 from memonger.ir.checks import root_cause
-from memonger.ir.tensors import all_tensors, bodies, in_memory, replace_external, transposed
+from memonger.ir.tensors import all_tensors, in_memory, replace_external, replace_tensors, transposed
 from memonger.ir.values import graphs, tensor_shape
 from memonger.model import load
 from memonger.model.forward_model import from_text, to_text
@@ -47,14 +47,7 @@ def embed(model: ir.Model, original: ir.Model) -> None:
         left += tensor.nbytes
         return in_memory(tensor)
 
-    for body in bodies(original):
-        for value in body.initializers.values() if isinstance(body, ir.Graph) else ():
-            if value.const_value is not None:
-                value.const_value = kept(value.const_value)
-        for node in body:
-            for attribute in [one for one in node.attributes.values() if one.type == ir.AttributeType.TENSOR]:
-                if not attribute.is_ref():
-                    node.attributes.add(ir.AttrTensor(attribute.name, kept(attribute.value)))
+    replace_tensors(original, kept)
     if left <= MOST:
         model.metadata_props[KEY] = to_text(original)
 

@@ -218,31 +218,15 @@ def droppable(problem: Problem, forced: Mapping[int, bool] | None = None) -> lis
     return droppable
 
 
-def make_mirror(
-    problem: Problem,
-    stages: Sequence[MirrorStage],
-    threshold: float,
-    forced: Mapping[int, bool] | None = None,
-) -> Mirror:
-    """Keep a stage as soon as the nodes since the last kept one wrote ``threshold`` bytes, and drop what lies between.
+class ForwardWalk:
+    """What is kept and dropped at any number of thresholds.
 
     Nodes that can't run again, or not before their deadline, are always kept, and so are nodes that write next to
     nothing. What comes after the last kept stage is also kept, since the backward pass begins there.
 
     Args:
         problem: What is planned.
-        stages: The candidates.
-        threshold: Bytes. 0 keeps every candidate, infinity none.
         forced: Node → True if it is recomputed, False if it is kept, whatever its stage.
-
-    Raises:
-        PlanError: the threshold is negative or not a number, or ``forced`` names a node that can't run again.
-    """
-    return ForwardWalk(problem, forced).mirror(stages, threshold)
-
-
-class ForwardWalk:
-    """What `make_mirror` computes once for many thresholds.
 
     Raises:
         PlanError: see `droppable`.
@@ -256,7 +240,15 @@ class ForwardWalk:
         self.again = {node for node, recomputed in (forced or {}).items() if recomputed}
 
     def mirror(self, stages: Sequence[MirrorStage], threshold: float) -> Mirror:
-        """See `make_mirror`."""
+        """Keep a stage as soon as the nodes since the last kept one wrote ``threshold`` bytes, and drop the others.
+
+        Args:
+            stages: The candidates.
+            threshold: Bytes. 0 keeps every candidate, infinity none.
+
+        Raises:
+            PlanError: the threshold is negative or not a number.
+        """
         if math.isnan(threshold) or threshold < 0:
             raise PlanError(f"the threshold is {threshold} bytes: it has to be at least 0.")
         ends: dict[int, list[MirrorStage]] = {}
@@ -340,10 +332,9 @@ class StagedProblem:
 
 
 def mirror_plan(request: Request, threshold: float) -> tuple[int, ...]:
-    """Nodes of the graph that `make_mirror` drops at a threshold in bytes, and the views of what they write."""
+    """Nodes of the graph that are dropped at a threshold in bytes, and the views of what they write."""
     staged = StagedProblem(request)
     first, *others = staged.stage_sets.values()
     stages = first if len(first) >= _FEW_DOMINATORS or not others else others[0]
-    mirror = make_mirror(staged.problem, stages, threshold, staged.forced)
-    dropped = set(mirror.dropped)
+    dropped = set(ForwardWalk(staged.problem, staged.forced).mirror(stages, threshold).dropped)
     return tuple(node for node, group in enumerate(staged.reduced.groups) if group in dropped)

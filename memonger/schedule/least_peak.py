@@ -67,13 +67,8 @@ class OrderingProblem:
         for node, storages in enumerate(uses):
             for each in storages:
                 used_by[each].append(node)
-        # For each node those it reads from and, if it overwrites something, the other readers of that
-        before = [list(sources) for sources in graph.sources]
-        for update, overwritten in enumerate(graph.overwritten):
-            for old in overwritten:
-                before[update].extend(reader for reader in graph.readers[old] if reader != update)
         return cls(
-            before=[tuple(dict.fromkeys(each)) for each in before],
+            before=graph.before,
             sizes=bytes_of,
             kept=tuple(each in outputs for each in range(len(sizes))),
             uses=uses,

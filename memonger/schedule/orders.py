@@ -5,13 +5,13 @@ whose inputs are ready; `by_peak` searches from what they and onnxruntime make o
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from memonger.graph.graph import Graph
+from memonger.graph.schedule import Sources, default_order, post_order, readers_of
 from memonger.schedule.least_peak import OrderingProblem, least_peak
 
 Key = Callable[[int], tuple[float, ...]]
-Sources = Sequence[Sequence[int]]
 
 
 def file_order(graph: Graph) -> tuple[int, ...]:
@@ -46,18 +46,11 @@ class _ReadyNodes:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.readers = graph.readers
-        # For each node, the updates that overwrite what it reads, and so must run after it
-        self.after: list[list[int]] = [[] for _ in graph.nodes]
-        for update, overwritten in enumerate(graph.overwritten):
-            for reader in (reader for old in overwritten for reader in self.readers[old] if reader != update):
-                self.after[reader].append(update)
+        self.after = readers_of(graph.before)
         self.left = [len(readers) for readers in self.readers]
         for value in graph.outputs:
             self.left[value] += 1
-        self.missing = [sum(graph.producer[v] >= 0 for v in reads) for reads in graph.reads]
-        for updates in self.after:
-            for update in updates:
-                self.missing[update] += 1
+        self.missing = [len(before) for before in graph.before]
         self.written_at = [-1] * len(graph.values)
 
     def growth(self, node: int) -> int:
@@ -91,45 +84,12 @@ class _ReadyNodes:
                 changed.extend(self.readers[value])
         for value in self.graph.writes[node]:
             self.written_at[value] = step
-            for reader in self.readers[value]:
-                self.missing[reader] -= 1
-                changed.append(reader)
-        for update in self.after[node]:
-            self.missing[update] -= 1
-            changed.append(update)
-        return changed
+        for other in self.after[node]:
+            self.missing[other] -= 1
+        return changed + self.after[node]
 
 
 Order = Callable[[Graph], tuple[int, ...]]
-
-
-def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:
-    """The order onnxruntime runs nodes in without being told.
-
-    Args:
-        sources: For each node the nodes it reads from.
-        written: The nodes in file order.
-    """
-    place = {node: index for index, node in enumerate(written)}
-    read = {source for inputs in sources for source in inputs}
-    roots = [node for node in written if node not in read]
-    return post_order(roots, [sorted(inputs, key=place.__getitem__) for inputs in sources])
-
-
-def post_order(roots: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Depth first towards the sources, of roots and of sources the last first; a node comes after what it reads."""
-    pending = [(node, False) for node in roots]
-    seen = [False] * len(sources)
-    order: list[int] = []
-    while pending:
-        node, done = pending.pop()
-        if done:
-            order.append(node)
-        elif not seen[node]:
-            seen[node] = True
-            pending.append((node, True))
-            pending.extend((source, False) for source in sources[node] if not seen[source])
-    return tuple(order)
 
 
 def by_peak(graph: Graph) -> tuple[int, ...]:
@@ -142,4 +102,6 @@ def by_peak(graph: Graph) -> tuple[int, ...]:
 
 ORDERS: dict[str, Order] = {"file": file_order, "growth": by_growth, "depth": by_depth, "peak": by_peak}
 
-__all__ = ["ORDERS", "Order", "by_depth", "by_growth", "by_peak", "file_order"]
+__all__ = [
+    "ORDERS", "Order", "Sources", "by_depth", "by_growth", "by_peak", "default_order", "file_order", "post_order",
+]  # fmt: skip

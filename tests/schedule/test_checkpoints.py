@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memonger.errors import PlanError
 from memonger.graph.graph import Graph
 from memonger.schedule.cheap import cheap
-from memonger.schedule.checkpoints import make_mirror, marked, narrow, structural
+from memonger.schedule.checkpoints import ForwardWalk, marked, narrow, structural
 from memonger.schedule.on_demand import forward_pass, in_time, recompute_on_demand
 from memonger.schedule.problem import Problem, check, peak
 from tests.support.recompute_problems import chain, dense, drawn_drops, trainings, u_net
@@ -193,11 +193,11 @@ def test_narrow_stages_have_no_more_nodes_together_than_is_linear() -> None:
 def test_threshold_zero_keeps_every_candidate_and_infinity_none() -> None:
     of = chain(12)
     stages = structural(of)[2::3]
-    every = make_mirror(of, stages, 0)
+    every = ForwardWalk(of).mirror(stages, 0)
     assert set(every.kept) == {2, 5, 8, 11}
     assert every.dropped == (0, 1, 3, 4, 6, 7, 9, 10)
     assert (every.segments, every.largest, every.saved) == (4, 3000, 4000)
-    nothing = make_mirror(of, stages, math.inf)
+    nothing = ForwardWalk(of).mirror(stages, math.inf)
     assert nothing.kept == ()
     assert nothing.dropped == tuple(range(12))
     assert (nothing.segments, nothing.largest, nothing.saved) == (1, 12_000, 0)
@@ -205,7 +205,7 @@ def test_threshold_zero_keeps_every_candidate_and_infinity_none() -> None:
 
 def test_a_stage_is_kept_as_soon_as_the_threshold_is_reached() -> None:
     of = chain(12)
-    mirror = make_mirror(of, structural(of), 5000)
+    mirror = ForwardWalk(of).mirror(structural(of), 5000)
     assert mirror.dropped == (0, 1, 2, 3, 5, 6, 7, 8)  # 4 and 9 are kept, and what comes after
     assert (mirror.segments, mirror.largest, mirror.saved) == (3, 5000, 2000)
 
@@ -215,7 +215,7 @@ def test_nodes_of_one_name_share_the_decision() -> None:
     stages = marked({2: "a", 4: "True", 7: "a", 9: "b", 10: "b"})
     seen = set()
     for threshold in range(0, 13_000, 500):
-        kept = set(make_mirror(of, stages, threshold).dropped)
+        kept = set(ForwardWalk(of).mirror(stages, threshold).dropped)
         gone = {name: {node in kept for node in nodes} for name, nodes in (("a", (2, 7)), ("b", (9, 10)))}
         assert all(len(each) == 1 for each in gone.values())
         seen.add(frozenset(kept))
@@ -225,7 +225,7 @@ def test_nodes_of_one_name_share_the_decision() -> None:
 def test_forced_decisions_win() -> None:
     of = chain(12)
     stages = structural(of)[2::3]
-    mirror = make_mirror(of, stages, 0, {5: True, 6: False, 11: True})
+    mirror = ForwardWalk(of, {5: True, 6: False, 11: True}).mirror(stages, 0)
     assert mirror.dropped == (0, 1, 3, 4, 5, 7, 9, 10, 11)
 
 
@@ -234,17 +234,17 @@ def test_nodes_that_write_next_to_nothing_or_may_run_once_are_kept() -> None:
     sizes = tuple(0 if v == 1 else size for v, size in enumerate(of.sizes))
     free = tuple(node != 3 for node in range(12))
     problem = replace(of, sizes=sizes, recomputable=free)
-    assert make_mirror(problem, (), 0).dropped == (0, 2, 4, 5)
-    assert make_mirror(problem, (), 0, {1: True}).dropped == (0, 1, 2, 4, 5)
+    assert ForwardWalk(problem).mirror((), 0).dropped == (0, 2, 4, 5)
+    assert ForwardWalk(problem, {1: True}).mirror((), 0).dropped == (0, 1, 2, 4, 5)
     for node in (3, 7, 99, -1):
         with pytest.raises(PlanError, match=f"node {node} is to be recomputed"):
-            make_mirror(problem, (), 0, {node: True})
+            ForwardWalk(problem, {node: True}).mirror((), 0)
 
 
 @pytest.mark.parametrize("threshold", [-1, -0.5, math.nan])
 def test_a_threshold_below_zero_is_refused(threshold: float) -> None:
     with pytest.raises(PlanError, match="at least 0"):
-        make_mirror(chain(2), (), threshold)
+        ForwardWalk(chain(2)).mirror((), threshold)
 
 
 def test_skips_that_cross_a_narrow_stage_are_kept_with_it() -> None:
@@ -252,10 +252,10 @@ def test_skips_that_cross_a_narrow_stage_are_kept_with_it() -> None:
     stages = narrow(of)
     assert max(len(stage.nodes) for stage in stages) > 2
     for stage in stages:
-        assert set(make_mirror(of, [stage], 0).kept).issuperset(stage.nodes)
+        assert set(ForwardWalk(of).mirror([stage], 0).kept).issuperset(stage.nodes)
 
 
 @pytest.mark.parametrize("of", [u_net(4), dense(3, 5)], ids=["u-net", "dense"])
 def test_narrow_stages_lower_the_peak(of: Problem) -> None:
-    schedule = recompute_on_demand(of, make_mirror(of, narrow(of), 4000).dropped)
+    schedule = recompute_on_demand(of, ForwardWalk(of).mirror(narrow(of), 4000).dropped)
     assert peak(of, schedule) < peak(of, of.schedule)
