@@ -1,13 +1,13 @@
 """Which stretches of a model run on one slice of an axis after the other, and in how many slices.
 
 Where nodes are independent along an axis of their values, running all of them on one slice and then on the next takes a
-fraction of the memory, and computes nothing twice. Ways to do that come from `memonger.tiling.stages` along the batch,
-the rows of a transformer, and of the regions that `memonger.tiling.chunk_regions` finds around the steps with most
-bytes; and along the rows of images from `memonger.tiling.row_search`, of the whole batch or of each of its elements. Of
-all of them one is chosen by memory and time, written, and compared bit by bit with the whole.
+fraction of the memory. Ways to do that come from `memonger.tiling.stages` along the batch, the rows of a transformer,
+and of the regions that `memonger.tiling.chunk_regions` finds around the steps with most bytes; and along the rows of
+images from `memonger.tiling.row_search`, of the whole batch or of each of its elements. Of all of them one is chosen by
+memory and time, written, and compared bit by bit with the whole.
 
 AutoChunk (Zhao et al. 2024) searches such regions in PyTorch's graphs, MCUNetV2 (Lin et al. 2021) runs the first layers
-of a CNN by patches of the image. Here nothing overlaps, and the layout of the whole decides.
+of a CNN by patches of the image that overlap. Here little does, and the layout of the whole decides.
 """
 
 import dataclasses

@@ -8,10 +8,10 @@ Along the batch, or another axis of which each slice needs the same part of ever
 images slices read beyond what they give. Slice by slice, from the results backwards: what earlier slices computed of a
 value stays, and only the rows behind it that this slice needs are computed. Of every value the rows that later slices
 still read are kept, as a *line buffer*: two for a convolution of 3×3, as many as the branch lags behind for a residual
-connection. (Alwani et al. 2016; Goetschalckx and Verhelst 2019, depth first with line buffers; bounds inference as in
-Halide. They lack exact bits and arbitrary graphs.)
+connection; but what is marked gives its rows again (`memonger.tiling.overlap`). (Alwani et al. 2016; Goetschalckx and
+Verhelst 2019, depth first with line buffers; bounds inference as in Halide. They lack exact bits and arbitrary graphs.)
 
-Between slices and stages values exist in part only, and nothing is computed twice. What is read outside is joined.
+Between slices and stages values exist in part only. What is read outside is joined.
 """
 
 import math
