@@ -53,7 +53,7 @@ from memonger.tiling.chunk_regions import regions_of
 from memonger.tiling.chunk_times import MOVING_SECONDS, cores_of, seconds_of, work_of
 from memonger.tiling.cutting import Slicing
 from memonger.tiling.overlap import overlapping
-from memonger.tiling.row_search import RowSearch, asked_for
+from memonger.tiling.row_search import BandOfRows, KnownBand, RowSearch, asked_for
 from memonger.tiling.slice_check import SeenAlone, SliceCheck
 from memonger.tiling.stages import StageSearch
 from memonger.units import MiB
@@ -259,7 +259,8 @@ class ChunkSearch:
                 job = self.job if each is None else self.job.again(each.written)
                 forms = overlapping(job.lowered.model, job.product_seconds, MOVING_SECONDS)
                 own = (replace(job, lowered=replace(job.lowered, model=model)) for model in forms)
-                self._rows[each] = [RowSearch(one, uncut=self._uncut) for one in own]
+                known = dict[KnownBand, list[tuple[int, BandOfRows]]]()
+                self._rows[each] = [RowSearch(one, uncut=self._uncut, known=known) for one in own]
             found += [search.candidates(self._refused_rows, most, copies) for search in self._rows[each]]
         return found
 

@@ -7,7 +7,7 @@ again want more rows of what they are made of.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import nbytes
 from memonger.tiling.axes import LARGER, WITHIN, row_rules
-from memonger.tiling.cutting import Slicing
+from memonger.tiling.cutting import Refusal, Slicing
 
 OVERLAPS = (6, 24)
 """In so many slices models run for which it is worked out what these compute again."""
@@ -30,40 +30,43 @@ def overlapping(model: ir.Model, seconds: Mapping[str, float], moving: float) ->
         seconds: What the products of nodes take, by name; of others nothing.
         moving: Seconds for each byte of which a part is cut or joined.
     """
-    forms = {frozenset[str](): model}
+    forms, rules = {frozenset[str](): model}, row_rules(model)
     for slices in OVERLAPS:
         copy = model.clone()
-        forms.setdefault(with_overlap(copy, seconds, moving, slices), copy)
+        forms.setdefault(with_overlap(copy, rules, seconds, moving, slices), copy)
     return list(forms.values())
 
 
-def with_overlap(model: ir.Model, seconds: Mapping[str, float], moving: float, slices: int) -> frozenset[str]:
+def with_overlap(
+    model: ir.Model, rules: Sequence[Slicing | Refusal | None], seconds: Mapping[str, float], moving: float, slices: int
+) -> frozenset[str]:
     """Mark the nodes whose rows each slice computes again rather than keep what it wants of them.
 
     Args:
         model: Changed. See `overlapping`, as for what products take and moving.
+        rules: Its `row_rules`, or those of the model that it is a copy of.
         slices: In about how many slices its images run: the finer, the more often rows are computed again.
 
     Returns: their names.
     """
     nodes = list(model.graph)
-    rules = {node: rule for node, rule in zip(nodes, row_rules(model), strict=True) if isinstance(rule, Slicing)}
+    cut = {node: rule for node, rule in zip(nodes, rules, strict=True) if isinstance(rule, Slicing)}
     wanted = dict[ir.Value, set[int]]()  # by each reader so many rows of those that the slice before has
     marked = set[ir.Node]()
-    for node in (node for node in reversed(nodes) if node in rules):
+    for node in (node for node in reversed(nodes) if node in cut):
         value, rows = node.outputs[0], wanted.get(node.outputs[0], {0})
         # where its readers want other rows, parts are cut in any case
-        if len(rows) == 1 and node not in marked and all(user in rules for user in value.consumers()):
-            chain = _chain(node, rules)
+        if len(rows) == 1 and node not in marked and all(user in cut for user in value.consumers()):
+            chain = _chain(node, cut)
             products = math.fsum(seconds.get(str(each.name), 0.0) for each in chain)
-            reads = [one for each in chain for one in _wanted(each, rules[each], 0, slices).items()]
+            reads = [one for each in chain for one in _wanted(each, cut[each], 0, slices).items()]
             wanted_anyway = {v for v, more in reads if more or max(wanted.get(v, {0})) or v.is_graph_input()}
             newly = {v for v, _ in reads if v.producer() not in chain} - wanted_anyway
             larger = [user.outputs[0] for user in value.consumers() if user.op_type in LARGER]  # in rows then, too
             kept = sum(nbytes(v) or 0 for v in (value, *larger)) - sum(nbytes(v) or 0 for v in newly)
-            again = products * slices * max(rows) / rules[node].height
+            again = products * slices * max(rows) / cut[node].height
             marked |= chain if max(rows) and again < moving * kept else set()
-        for v, more in _wanted(node, rules[node], max(rows) if node in marked else 0, slices).items():
+        for v, more in _wanted(node, cut[node], max(rows) if node in marked else 0, slices).items():
             wanted.setdefault(v, set()).add(more)
     for node in marked:
         node.metadata_props[OVERLAP] = "1"

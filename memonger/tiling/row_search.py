@@ -10,6 +10,7 @@ before.
 import dataclasses
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,10 @@ class BandOfRows:
         part = min(1.0, FORMS / self.band.counts[0]) if self.shares and self.band is not None else 1.0
         more = bytes_of(round(part * self.nodes), self.nodes, False) - bytes_of(0, 0, False)
         return more + round(part * self.packed)
+
+
+KnownBand = tuple[int, int, tuple[int, ...]]
+"""The first step of a band, the one behind it, and the marked ones between."""
 
 
 def _in_long_stretches(nodes: Sequence[ir.Node], rules: Sequence[Slicing | Refusal | None]) -> list[int]:
@@ -229,12 +234,14 @@ class RowSearch(CutModel):
         ends: From the nodes in order to whether a band may end before each; None: before any.
         fitted: From a band and its nodes that read images to the same with as many rows as it needs, or to None where
             it won't do; None: all will.
+        known: What searches like this one have found of bands, by their first and last steps and what is marked of
+            them to be computed again: other forms of the model have the same where the same is marked.
     """
 
     def __init__(
         self, job: ToSlice, asked: int = 0, uncut: Mapping[str, str] = MappingProxyType({}), *, lines: int = 1,
         results: int = 1, moving: float = 0.0, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
-        fitted: Fitted | None = None,
+        fitted: Fitted | None = None, known: dict[KnownBand, list[tuple[int, BandOfRows]]] | None = None,
     ) -> None:  # fmt: skip
         model = job.lowered.model
         rules = row_rules(model, uncut)
@@ -250,7 +257,8 @@ class RowSearch(CutModel):
         lives = ((graph.producer[v], last[v], at, v in outputs) for v, at in enumerate(storage.of_value) if at >= 0)
         self.lives = np.array([*lives], int).reshape(-1, 4).T
         self.sizes = np.array([buffer.size for buffer in storage.buffers], float)
-        self._known: dict[tuple[int, int], list[tuple[int, BandOfRows]]] = {}
+        self._known = {} if known is None else known
+        self._marked = [step for step, node in enumerate(self.nodes) if OVERLAP in node.metadata_props]
 
     def candidates(
         self, refused: Mapping[str, int], most: float = math.inf, most_copies: int = MOST_NODES
@@ -328,10 +336,11 @@ class RowSearch(CutModel):
         fewest = [refused.get(str(node.name), MOST_NODES) for node in self.nodes]
         found = dict[tuple[int, int], list[BandOfRows]]()
         for a, b in itertools.combinations(self._places(begin, end), 2):
-            if (a, b) not in self._known:
-                self._known[a, b] = self._parts_between(a, b)
+            key = a, b, tuple(self._marked[bisect_left(self._marked, a) : bisect_left(self._marked, b)])
+            if key not in self._known:
+                self._known[key] = self._parts_between(a, b)
             most = min(fewest[a:b])
-            found[a, b] = [part for asked, part in self._known[a, b] if asked < most]
+            found[a, b] = [part for asked, part in self._known[key] if asked < most]
         return found
 
     def _places(self, begin: int, end: int) -> list[int]:

@@ -89,7 +89,8 @@ def _model(body: str, height: int, channels: int = 16, width: int = 24) -> onnx.
 
 def test_nodes_of_signals_overlap_nothing() -> None:
     model = parse("g (float[1, 4, 32] x) => (float[1, 4, 30] y) { a = Relu(x) y = MaxPool<kernel_shape=[3]>(a) }")
-    assert not with_overlap(load(model).ir, {}, MOVING_SECONDS, 4)
+    loaded = load(model).ir
+    assert not with_overlap(loaded, row_rules(loaded), {}, MOVING_SECONDS, 4)
 
 
 TOKENS = """
@@ -149,13 +150,15 @@ def test_rows_are_computed_again_where_that_takes_less_than_to_keep_them(
     loaded = load(_model(body, 40)).ir
     for node in loaded.graph:
         node.name = node.outputs[0].name
-    assert "".join(sorted(with_overlap(loaded, dict.fromkeys(slow, 1.0), MOVING_SECONDS, 4))) == again
+    assert (
+        "".join(sorted(with_overlap(loaded, row_rules(loaded), dict.fromkeys(slow, 1.0), MOVING_SECONDS, 4))) == again
+    )
 
 
 def _in_loops(model: onnx.ModelProto, rows: int, *, overlap: bool = False, ends: Ends = "nodes") -> onnx.ModelProto:
     """All of a model in slices of so many rows, as a sound message."""
     loaded = load(model).ir
-    assert not overlap or with_overlap(loaded, {}, MOVING_SECONDS, 4)
+    assert not overlap or with_overlap(loaded, row_rules(loaded), {}, MOVING_SECONDS, 4)
     made = ir.serde.serialize_model(with_row_loops(loaded, [rows_of_all(loaded, rows)], ends))
     onnx.checker.check_model(made, full_check=True)
     return made
@@ -325,7 +328,7 @@ def _random_loops(model: onnx.ModelProto, rows: int, *, overlap: bool, ends: End
     """A model whose stretches run in slices of so many rows; None where none does."""
     loaded = load(model).ir
     if overlap:
-        with_overlap(loaded, {}, MOVING_SECONDS, 4)
+        with_overlap(loaded, row_rules(loaded), {}, MOVING_SECONDS, 4)
     nodes, rules = list(loaded.graph), row_rules(loaded)
     bands = []
     for is_cut, group in itertools.groupby(range(len(nodes)), lambda step: not isinstance(rules[step], Refusal)):
