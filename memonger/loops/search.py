@@ -67,7 +67,7 @@ WORTH = 0.9
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
 
-TURNS, TURN_SECONDS, ALL_SECONDS = (3, 12), 0.3, 24.0
+TURNS, TURN_SECONDS, ALL_SECONDS = (5, 12), 0.3, 24.0
 """Turns of each process, at least and at most, where it isn't clear before on which side of the limit the ratio
 is; about how long one takes, if a run isn't longer; and all of them, beyond the least."""
 
@@ -419,7 +419,7 @@ class _Contest:
                 except WorkerError as error:
                     why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
-                if pairs is not None and pairs.ratio > pairs.limit:  # what is estimated to be faster comes next
+                if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
@@ -481,7 +481,7 @@ class _Contest:
         if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
             return None, f"a run takes {needs / max(1, needed):.0%} of the memory"
         pairs = in_pairs(after, before, 1 + self.max_overhead + NOISE)
-        return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.ratio > pairs.limit else ""
+        return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.is_too_slow else ""
 
 
 def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> Pairs:
