@@ -23,7 +23,7 @@ from memonger.files import write_whole
 from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
+from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, has_stretches, in_branch, open_batch
 from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
@@ -66,6 +66,9 @@ WORTH = 0.9
 
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
+
+DIFFER = "outputs differ in their last bits"
+"""Why a candidate isn't taken."""
 
 TURNS, TURN_SECONDS, ALL_SECONDS = (5, 12), 0.3, 24.0
 """Turns of each process, at least and at most, where it isn't clear before on which side of the limit the ratio
@@ -222,20 +225,23 @@ def shrink(
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(search.job, [*axes, *found], less, max_overhead) if not fast else ""
-    found = fast
+    forms = [fast]
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
         as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
-        found.append(replace(as_it_is, write=partial(_in_branch, as_it_is.write, False)))
-    if not found:
+        writes = [(each, is_open) for each in fast] + [(as_it_is, False)]
+        forms = [
+            [replace(each, write=partial(_in_branch, each.write, of_open, stretched)) for each, of_open in writes]
+            for stretched in (True, False)
+        ]
+    if not forms[0]:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecast = _Forecast(found, shapes, cores)
+    forecasts = [_Forecast(form, shapes, cores) for form in forms]
     if not check:
-        made = _unchecked(forecast, job.source.name)
+        made = _unchecked(forecasts[0], job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
@@ -244,7 +250,7 @@ def shrink(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
-                forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
+                forecasts, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
             )
     before = replace(made.before, expected=expected(original, shapes, cores))
     original_model.embed(made.model, original)
@@ -340,8 +346,8 @@ def _in_order(source: Source) -> ir.Model:
     return model
 
 
-def _in_branch(write: Callable[[], ir.Model], is_open: bool) -> ir.Model:
-    return in_branch(write(), is_open)
+def _in_branch(write: Callable[[], ir.Model], is_open: bool, stretched: bool) -> ir.Model:
+    return in_branch(write(), is_open, stretched)
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -386,13 +392,15 @@ class _Contest:
     once: float
     tried: list[str] = field(default_factory=list)
 
-    def winner(self, forecast: _Forecast, nothing: str) -> Shrunk:
+    def winner(self, forecasts: Sequence[_Forecast], nothing: str) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
 
         Args:
-            forecast: Of the candidates, of which the last is tried in any case.
+            forecasts: Of the candidates, of which the last is tried in any case; and of all of them without stretches,
+                which may give the same outputs where one in stretches doesn't.
             nothing: What a message begins with where nothing is gained.
         """
+        forecast, *plainer = forecasts
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
@@ -419,6 +427,10 @@ class _Contest:
                 except WorkerError as error:
                     why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
+                if why_not == DIFFER and plainer and has_stretches(made):
+                    forecast = plainer.pop()
+                    last = forecast.left[-1]
+                    continue
                 if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
@@ -474,7 +486,7 @@ class _Contest:
         """Their runs by pairs, if they were timed; and why the second won't do, empty where it does."""
         want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
         if not self.allow_rounding and not _same(want, got):
-            return None, "outputs differ in their last bits"
+            return None, DIFFER
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
         if process_memory.is_measurable():  # loaded and running count together
             needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
