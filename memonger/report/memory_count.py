@@ -15,7 +15,6 @@ from memonger.devices import Device, parse_device
 from memonger.errors import LoadError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes, worst_step
-from memonger.ir import training_roles
 from memonger.ir.model import Model
 from memonger.ir.training_roles import Training
 from memonger.ir.values import nbytes
@@ -149,11 +148,10 @@ def count_memory(
     if isinstance(loaded, BasePlan):
         return count_plan(loaded)
     job = prepare(loaded, combine(options, keywords))
-    model, graph = job.lowered.model, job.request.graph
-    roles = training_roles.read(model, str(model.graph.name))
+    graph, roles = job.request.graph, job.lowered.roles
     measured = job.lowered.calibration
     held = 0 if measured is None else run_time_bytes(graph, measured.run_time)
-    beside = _persistent(model, roles, job.device)
+    beside = _persistent(job.lowered.model, roles, job.device)
     rest = replace(beside, workspace=max(graph.workspace, default=0) or None, run_time=held)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
