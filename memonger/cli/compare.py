@@ -26,7 +26,7 @@ from memonger.lowering.device_form import LEVELS
 from memonger.model.kept_state import fullest
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
@@ -196,7 +196,7 @@ def compare(
     with in_turns(MeasuredSession, jobs, folder, runs, "runs", report_progress, settings.warm_up) as workers:
         measured = {name: worker.result() for name, worker in workers.items()}
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
-    is_source = KEY not in load_as_is(stock).ir.metadata_props
+    is_source = not is_planned(load_as_is(stock).ir)
     level = jobs["stock"].level
     case = Case(plan, stock, given, device, settings, level, before, is_source=is_source and device.is_host)
     verdict, outputs = judge(case, sessions, report_progress), sessions["planned"].arrays
@@ -359,7 +359,7 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     the plan's own doing.
     """
     source = None if plan.source_file is None else plan.source_file.found(planned.parent)
-    given = model if KEY not in load_as_is(model).ir.metadata_props else source
+    given = source if is_planned(load_as_is(model).ir) else model
     if given is not None:
         read = load_as_is(given)
         names = {str(value.name) for value in read.ir.graph.inputs}
@@ -380,8 +380,7 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
 
 def level_of(plan: Plan, stock: Path) -> str:
     """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
-    loaded = load_as_is(stock).ir
-    if plan.stamp is None or KEY in loaded.metadata_props:
+    if plan.stamp is None or is_planned(load_as_is(stock).ir):
         return LEVELS["disable"]
     return LEVELS[plan.stamp.level]
 

@@ -21,7 +21,7 @@ from memonger.ir.values import nbytes
 from memonger.model.load import Source, load_as_is
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.planner.search_plan import prepare
 from memonger.schedule.on_demand import forward_pass
 
@@ -159,10 +159,10 @@ def count_memory(
 def planned_file(path: str | Path) -> Plan | str | Path:
     """The plan in a file; the path itself where it holds none."""
     try:
-        is_planned = KEY in load_as_is(path).ir.metadata_props
+        has_plan = is_planned(load_as_is(path).ir)
     except LoadError:
-        is_planned = False  # loading it says what is wrong
-    return Plan.load(path, check_weights=False) if is_planned else path
+        has_plan = False  # loading it says what is wrong
+    return Plan.load(path, check_weights=False) if has_plan else path
 
 
 def count_plan(plan: BasePlan) -> MemoryCount:
