@@ -46,7 +46,7 @@ from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, described
 from memonger.shapes.sizes import SizesError
 from memonger.units import format_size, shown
-from memonger.words import option
+from memonger.words import check_choice, option
 
 if TYPE_CHECKING:
     import networkx
@@ -539,8 +539,7 @@ class Plan(BasePlan, Header):
         from memonger.ir.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
         from memonger.runtime.packing import packed_weights, packs_here
 
-        if weights not in ("own", "source"):
-            raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
+        check_choice(option("weights"), weights, ("own", "source"), PlanFileError)
         of_session = len(self.state_in_file) + len(self.values_in_file)
         if weights == "source" and self.window is not None and len(self.window.weights) > of_session:
             raise PlanFileError(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import onnx_ir as ir
 
@@ -31,7 +31,7 @@ from memonger.ir.values import all_values, is_floating
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
-from memonger.words import NAME, either, option, quoted
+from memonger.words import NAME, check_choice, either, option, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +241,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
             f"{model.name} {why}. Give the forward model, or for second derivatives one without an optimizer, and no "
             "loss."
         )
-    if accumulate not in ("no", "add", "apply"):
-        raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
+    check_choice("accumulate", accumulate, get_args(Accumulate), PlanError)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         given = option("optimizer", optimizer)
         raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...), AdamW(...) or Lion(...).")

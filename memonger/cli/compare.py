@@ -37,7 +37,7 @@ from memonger.runtime.session import Session
 from memonger.runtime.weight_reader import Reading
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
-from memonger.words import option
+from memonger.words import listed, option
 
 J = TypeVar("J", bound=RunJob)
 W = TypeVar("W", bound=MeasuredSession)
@@ -394,7 +394,7 @@ def _parts(plan: Plan) -> str:
         parts.append(f"{format_size(plan.run_time_bytes)} for values sized at run time")
     if plan.stamp is not None and plan.stamp.cuda is not None:
         parts.append(f"{format_size(plan.input_bytes)} of inputs")
-    return ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    return listed(parts)
 
 
 _NEAR = 0.05

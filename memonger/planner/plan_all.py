@@ -26,7 +26,7 @@ from memonger.options import Keywords, Options, Progress, combine, takes_options
 from memonger.planner import cache
 from memonger.planner.search_plan import search_plan
 from memonger.units import MOST_THREADS, in_bytes, whole
-from memonger.words import did_you_mean, either, on_the_command_line, option
+from memonger.words import check_choice, either, on_the_command_line, option
 
 SUFFIX = ".planned.onnx"
 
@@ -312,10 +312,7 @@ def _run_by(engine: Engine, jobs: int | None) -> Run:
         PlanError: there is no such engine, or it can't do so many at a time.
         RuntimeUnavailableError: it isn't installed.
     """
-    names = get_args(Engine)
-    if engine not in names:
-        near = did_you_mean(str(engine), names)
-        raise PlanError(f"engine must be {' or '.join(map(repr, names))}, not {engine!r}.{near}")
+    check_choice("engine", engine, get_args(Engine), PlanError)
     jobs = None if jobs is None else whole("jobs", jobs, 1, MOST_THREADS, PlanError)
     if engine == "joblib" and jobs in (None, 1):
         return _here
