@@ -284,8 +284,10 @@ def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Pa
     default = replace(
         job, model=str(stock), outputs=str(folder / "default.npz"), planned=False, weight_bytes=plan.parameter_bytes
     )
+    # Of a planned file the nodes are its kernels already
+    level = "disable" if plan.stamp is None or is_planned(load_as_is(stock).ir) else plan.stamp.level
     same = replace(
-        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=level_of(plan, stock),
+        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=LEVELS[level],
         dims=symbolic_sizes(stock, given, plan.ranges),
     )  # fmt: skip
     return {"stock": same, "default": default}
@@ -376,13 +378,6 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     drop_copies(once)
     save_model(once, path)
     return path
-
-
-def level_of(plan: Plan, stock: Path) -> str:
-    """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
-    if plan.stamp is None or is_planned(load_as_is(stock).ir):
-        return LEVELS["disable"]
-    return LEVELS[plan.stamp.level]
 
 
 def _parts(plan: Plan) -> str:
