@@ -237,7 +237,7 @@ def _may_be_one(node: ir.Node, user: ir.Node) -> bool:
 
 _MOVES = frozenset(
     (
-        "Concat", "Expand", "Gather", "Identity", "If", "Loop", "Pad", "Reshape", "Scan", "Slice", "Split", "Squeeze",
+        "Concat", "Expand", "Identity", "If", "Loop", "Pad", "Reshape", "Scan", "Slice", "Split", "Squeeze",
         "Tile", "Transpose", "Unsqueeze",
     )
 )  # fmt: skip

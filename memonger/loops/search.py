@@ -231,10 +231,13 @@ def shrink(
         as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        writes = [(each, is_open) for each in fast] + [(as_it_is, False)]
         forms = [
-            [replace(each, write=partial(_in_branch, each.write, of_open, stretched)) for each, of_open in writes]
-            for stretched in (True, False)
+            [
+                replace(c, write=partial(_in_branch, c.write, opened and c is not as_it_is, divided))
+                for c in (*fast, as_it_is)
+            ]
+            for opened in sorted({is_open, False}, reverse=True)
+            for divided in (True, False)
         ]
     if not forms[0]:
         raise PlanError(f"{job.source.name} {why}.")
@@ -279,13 +282,18 @@ class _Forecast:
         shapes: Of the model's inputs.
         threads: Within a node.
         refused: Why candidates can't be written.
+        last: The last that there was.
     """
 
     left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
     refused: list[str] = field(default_factory=list)
+    last: Candidate = field(init=False)
     _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last = self.left[-1]
 
     def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
@@ -396,18 +404,19 @@ class _Contest:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
 
         Args:
-            forecasts: Of the candidates, of which the last is tried in any case; and of all of them without stretches,
-                which may give the same outputs where one in stretches doesn't.
+            forecasts: Of the candidates, of which the last is tried in any case: a form of them after the other, each
+                for where one of the form before gives other outputs. Of two the second has no stretches.
             nothing: What a message begins with where nothing is gained.
         """
-        forecast, *plainer = forecasts
+        form = 0
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
-        last = forecast.left[-1]
         with self._process_of_the_model(path) as before:
             for number in range(1, TRIED + 1):
+                forecast = forecasts[form]
+                last = forecast.last
                 if number == TRIED and last in forecast.left:
                     forecast.left = [last]
                 best = forecast.best()
@@ -427,16 +436,15 @@ class _Contest:
                 except WorkerError as error:
                     why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
-                if why_not == DIFFER and plainer and has_stretches(made):
-                    forecast = plainer.pop()
-                    last = forecast.left[-1]
-                    continue
+                following = form + (1 if form % 2 or has_stretches(made) else 2)
+                if why_not == DIFFER and following < len(forecasts):
+                    form = following
                 if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
                     forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
-        self.tried += forecast.refused
+        self.tried += forecasts[form].refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
         raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
 
