@@ -276,7 +276,7 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, stretches: Collection[
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
             dims = static_shape(value)
-            if dims and value in kept.union(each.inputs).difference(each.outputs):
+            if dims and value in kept.union(each.inputs).difference(() if each in stretches else each.outputs):
                 made = value.producer()
                 is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
