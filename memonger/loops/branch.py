@@ -17,7 +17,7 @@ is added to the length of the sequence, which is 0.
 """
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -117,7 +117,7 @@ def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) ->
     number, is_empty = (ir.Value(name=writer.fresh(f"branch.{name}")) for name in ("length", "is_empty"))
     number.type, is_empty.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
     zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
-    bodies = [_put(writer, nodes, sequence, is_empty, STRETCH) for nodes in stretches] if len(stretches) > 1 else []
+    bodies = [_put(writer, nodes, sequence, is_empty, _STRETCH) for nodes in stretches] if len(stretches) > 1 else []
     branch = _put(writer, list(graph), sequence, is_empty, "branch")
     made: dict[str, tuple[list[ir.Value], ir.Value]] = {
         "SequenceEmpty": ([], sequence), "SequenceLength": ([sequence], number), "Equal": ([number, zero], is_empty)
@@ -131,13 +131,22 @@ def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) ->
     return copy
 
 
-STRETCH = "stretch"
+def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[ir.Model]:
+    """The model in a branch: in stretches, and without; and if sizes aren't to be known, both where they are.
+
+    Args:
+        model: As `can_be_in_branch` allows it. Not changed.
+        is_open: See `in_branch`.
+    """
+    for opened in (True, False) if is_open else (False,):
+        made = in_branch(model, opened)
+        yield made
+        if any(str(graph.name).startswith(_STRETCH) for graph in inner_graphs(made.graph)):
+            yield in_branch(model, opened, stretched=False)
+
+
+_STRETCH = "stretch"
 """What the names of stretches begin with."""
-
-
-def has_stretches(model: ir.Model) -> bool:
-    """Whether a model in a branch has that divided into stretches."""
-    return any(str(graph.name).startswith(STRETCH) for graph in inner_graphs(model.graph))
 
 
 def _put(

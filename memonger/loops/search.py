@@ -7,8 +7,9 @@ another that runs the model as it was: the same outputs bit for bit, no longer t
 next candidate.
 """
 
+import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from memonger.files import write_whole
 from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, has_stretches, in_branch, open_batch
+from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, forms_in_branch, open_batch
 from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
@@ -225,26 +226,19 @@ def shrink(
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(search.job, [*axes, *found], less, max_overhead) if not fast else ""
-    forms = [fast]
+    found = fast
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
         as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        forms = [
-            [
-                replace(c, write=partial(_in_branch, c.write, opened and c is not as_it_is, divided))
-                for c in (*fast, as_it_is)
-            ]
-            for opened in sorted({is_open, False}, reverse=True)
-            for divided in (True, False)
-        ]
-    if not forms[0]:
+        found = [_in_branch(each, is_open) for each in found] + [_in_branch(as_it_is, False)]
+    if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecasts = [_Forecast(form, shapes, cores) for form in forms]
+    forecast = _Forecast(found, shapes, cores)
     if not check:
-        made = _unchecked(forecasts[0], job.source.name)
+        made = _unchecked(forecast, job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
@@ -253,7 +247,7 @@ def shrink(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
-                forecasts, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
+                forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
             )
     before = replace(made.before, expected=expected(original, shapes, cores))
     original_model.embed(made.model, original)
@@ -282,18 +276,13 @@ class _Forecast:
         shapes: Of the model's inputs.
         threads: Within a node.
         refused: Why candidates can't be written.
-        last: The last that there was.
     """
 
     left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
     refused: list[str] = field(default_factory=list)
-    last: Candidate = field(init=False)
     _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.last = self.left[-1]
 
     def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
@@ -354,8 +343,11 @@ def _in_order(source: Source) -> ir.Model:
     return model
 
 
-def _in_branch(write: Callable[[], ir.Model], is_open: bool, stretched: bool) -> ir.Model:
-    return in_branch(write(), is_open, stretched)
+def _in_branch(candidate: Candidate, is_open: bool) -> Candidate:
+    def forms() -> Iterator[ir.Model]:
+        return forms_in_branch(candidate.write(), is_open)
+
+    return replace(candidate, write=lambda: next(forms()), others=lambda: itertools.islice(forms(), 1, None))
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -400,51 +392,48 @@ class _Contest:
     once: float
     tried: list[str] = field(default_factory=list)
 
-    def winner(self, forecasts: Sequence[_Forecast], nothing: str) -> Shrunk:
+    def winner(self, forecast: _Forecast, nothing: str) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
 
         Args:
-            forecasts: Of the candidates, of which the last is tried in any case: a form of them after the other, each
-                for where one of the form before gives other outputs. Of two the second has no stretches.
+            forecast: Of the candidates, of which the last is tried in any case.
             nothing: What a message begins with where nothing is gained.
         """
-        form = 0
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
+        last = forecast.left[-1]
         with self._process_of_the_model(path) as before:
             for number in range(1, TRIED + 1):
-                forecast = forecasts[form]
-                last = forecast.last
                 if number == TRIED and last in forecast.left:
                     forecast.left = [last]
                 best = forecast.best()
                 if best is None:
                     break
-                candidate, made, known = best
-                file = self.folder / f"{number}.onnx"
-                save_model(made.clone(), file, limit=0)
-                try:
-                    with self._process(file, f"after{number}") as after:
-                        pairs, why_not = self._compared(before, after, number)
-                        others = filter(None, (self._at(size, path, file) for size in self.others))
-                        why_not = why_not or next(others, "")
-                        if pairs is not None and not why_not:
-                            was, now = Footprint.of(before), Footprint.of(after, known)
-                            return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
-                except WorkerError as error:
-                    why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
-                self.tried.append(why_not)
-                following = form + (1 if form % 2 or has_stretches(made) else 2)
-                if why_not == DIFFER and following < len(forecasts):
-                    form = following
+                candidate, first, known = best
+                for made in itertools.chain([first], candidate.others()):
+                    file = self.folder / f"{number}.onnx"
+                    save_model(made.clone(), file, limit=0)
+                    try:
+                        with self._process(file, f"after{number}") as after:
+                            pairs, why_not = self._compared(before, after, number)
+                            others = filter(None, (self._at(size, path, file) for size in self.others))
+                            why_not = why_not or next(others, "")
+                            if pairs is not None and not why_not:
+                                was, now = Footprint.of(before), Footprint.of(after, known if made is first else None)
+                                return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
+                    except WorkerError as error:
+                        why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
+                    self.tried.append(why_not)
+                    if why_not != DIFFER:
+                        break
                 if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
                     forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
-        self.tried += forecasts[form].refused
+        self.tried += forecast.refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
         raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
 
