@@ -97,9 +97,11 @@ class LoadedModel:
                     loading.enter_context(reader.loading())
             for group in groups:
                 was_packed |= bool(group.model.copies)
+                before = engines[group.members[0]]  # partitions on a device share workspace
                 engine = Engine(
                     group, device, threads or prepared.threads, check_order, prepared.cuda,
-                    "off" if group.is_partition else cuda_graph, limit=held,
+                    "off" if group.is_partition and device.is_host else cuda_graph,
+                    before[-1].pool if group.is_partition and before else None, held,
                 )  # fmt: skip
                 for member in group.members:
                     engines[member].append(engine)
@@ -111,7 +113,7 @@ class LoadedModel:
                 if len(plan.steps) > 1:
                     own[-1].reserve()
         self._loaded = tuple(
-            LoadedPlan(plan, tuple(own), reader)
+            LoadedPlan(plan, tuple(own), reader, None if plan.ahead is None else backend(device).copier(plan.ahead))
             for plan, own, reader in zip(prepared.plans, engines, readers, strict=True)
         )
         first, given = prepared.plans[0], prepared.state
@@ -264,6 +266,9 @@ class LoadedModel:
             engine.close()
         for reader in self.readers:
             reader.close()
+        for one in self._loaded:
+            if one.copier is not None:
+                one.copier.close()
 
 
 def check_room(room: PlanBytes, device: Device) -> None:

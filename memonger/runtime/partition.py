@@ -1,14 +1,18 @@
 """A plan's schedule cut into partitions: step spans, each of which one onnxruntime session runs.
 
-Most plans are one partition. Two kinds aren't. A training step ends its first partition before anything that persists
+Most plans are one partition. Three kinds aren't. A training step ends its first partition before anything that persists
 is written over (`memonger.runtime.training_plans`). And a planned model with chunks has a copy of each node for every
 chunk, with addresses of its own: in one session each copy of a product would prepack its weights again. Where that is
 little (`memonger.graph.session_memory.shares_sessions`), all runs in one session nevertheless: each has threads of its
 own, which have to wake up for each run. Where it isn't, the nodes of each chunk are a partition, and partitions of one
 structure share a session, which is bound once for each of them. What cuts values into parts, and joins them, is copied
 by numpy; a part that lies inside its whole isn't copied at all.
+
+And a plan for a CUDA device may copy weights from the host while steps run that don't read them
+(`memonger.graph.ahead`).
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -17,6 +21,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memonger.devices import parse_device
+from memonger.graph.ahead import copies_ahead
 from memonger.graph.aliasing import windows
 from memonger.graph.session_memory import shares_sessions
 from memonger.ir.extract import extract
@@ -25,7 +31,8 @@ from memonger.ir.parts import elements, is_marked, parts_of
 from memonger.ir.values import attribute_bytes, read_values, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, SessionGroup
+from memonger.runtime.feeds import as_bytes
+from memonger.runtime.prepared import CopySchedule, CutPlan, HostCopy, PartCopy, Partition, Program, SessionGroup
 from memonger.runtime.program import is_cast, program_of
 from memonger.runtime.weights import Lending, message
 
@@ -191,3 +198,51 @@ def cut_chunks(plan: Plan, lending: Lending | None = None) -> CutPlan:
     )
     in_order = iter(found)
     return CutPlan(program, tuple(next(in_order)[0] if step is None else step for step in steps), groups=groups)
+
+
+def may_run_ahead(plan: Plan) -> bool:
+    """Whether a session can copy weights of a plan ahead; otherwise nodes do so in order, whatever is marked.
+
+    It can't where a step is trained, sizes or a state may change, bodies read weights, or the runtime holds values on
+    the device by itself: those would have to be handed from session to session.
+    """
+    graph = plan.model.graph
+    if parse_device(plan.device).is_host or plan.mode != "inference" or plan.ranges or plan.state or plan.run_time:
+        return False
+    if any(map(subgraphs, graph)) or any(value.name in graph.initializers for value in graph.inputs):
+        return False
+    return program_of(plan).is_accounted
+
+
+def cut_ahead(plan: Plan, lending: Lending | None = None) -> CutPlan | None:
+    """Cut a plan where weights are copied ahead of its steps; None where none is, or may be.
+
+    The models of its sessions are written when they are asked for. ``lending``: see `memonger.runtime.weights.message`.
+
+    """
+    found = copies_ahead(plan.model)
+    if found is None or not may_run_ahead(plan):
+        return None
+    program = program_of(plan)
+    planned = {tensor.name: tensor for tensor in program.planned}
+    copies = list[HostCopy]()
+    for node, begin, wait in found.copies:
+        weight, place = node.inputs[0], planned.get(str(node.outputs[0].name))
+        if weight is None or (tensor := weight.const_value) is None or place is None:
+            return None
+        source: tuple[str, int] | np.ndarray
+        if isinstance(tensor, ir.ExternalTensor):
+            source = os.path.realpath(tensor.path), tensor.offset or 0
+        elif tensor.dtype.bitwidth >= 8:
+            source = as_bytes(tensor.numpy())
+        else:
+            source = np.frombuffer(tensor.tobytes(), np.uint8)
+        copies.append(HostCopy(str(weight.name), place.offset, place.nbytes, source, begin, wait))
+    parts = list(partitions(plan.model, program, found.spans))
+    groups = (
+        SessionGroup(message(model, lending), (0,), (one.program,), is_partition=True)
+        for one, model in parts
+        if model is not None
+    )
+    ahead = CopySchedule(found.staging_bytes, tuple(copies))
+    return CutPlan(program, tuple(one for one, _ in parts), groups=groups, ahead=ahead)

@@ -1,0 +1,168 @@
+"""Weights that are copied to a device ahead of the steps that read them, beside kernels; and where a schedule is cut.
+
+A node that copies (`memonger.graph.weight_window.COPY`) takes its turn among the kernels of its session. Within one,
+onnxruntime orders streams by values and not by addresses, so that no copy of it may be made beside kernels. But a run
+of a session is over when its work is. So the schedule is cut into *segments*, each of which a session of its own runs,
+and what the next segment reads is copied by somebody else meanwhile: nobody but the host orders the two.
+
+In the schedule such a copy is the node that it was, marked with `memonger.ir.marks.AHEAD`, and stands where the segment
+begins beside which it may be made. From there until its last reader its bytes are its own: whoever lays out or checks a
+plan needs no other rule, and one session may run the whole schedule, copies in order.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from memonger.graph.weight_window import COPY, Read, choose_copies, in_order
+from memonger.ir.marks import AHEAD
+from memonger.ir.values import nbytes, read_values
+from memonger.units import MiB
+
+SEGMENTS = 8
+"""The most segments that a schedule is cut into. With more of them less is copied at a time, so that a budget holds
+more weights; each is a session, which costs a launch. No device was asked how long either takes."""
+
+PIECE = 8 * MiB
+"""Bytes that are copied at once, at most: one piece is read from the host's memory while the one before is under way.
+No device was asked for the best."""
+
+
+class Copy(NamedTuple):
+    """A copy that is made ahead.
+
+    Attributes:
+        node: What would make it in order.
+        begin: Number of the segment before which it may begin, when the one before that is over.
+        wait: Number of the segment before which it has to be there.
+    """
+
+    node: ir.Node
+    begin: int
+    wait: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A schedule, cut.
+
+    Attributes:
+        spans: Of each segment its first step and the step behind its last. Copies ahead are in none.
+        copies: In their order.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    copies: tuple[Copy, ...]
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the host's memory that copies pass through: one piece that is read, and one under way."""
+        return 2 * min(PIECE, max((nbytes(copy.node.outputs[0]) or 0 for copy in self.copies), default=0))
+
+
+def segments(model: ir.Model) -> Segments:
+    """The segments of a schedule: one begins behind copies ahead, and where a step reads what the segment before has
+    begun. Whatever is marked is right: what is read in the segment that it stands before is waited for at once.
+
+    Args:
+        model: Its nodes are the schedule.
+    """
+    spans, copies, pending, begin = list[tuple[int, int]](), dict[ir.Value, Copy](), set[ir.Value](), 0
+    step = 0
+    for step, node in enumerate(model.graph):
+        is_copy = _is_ahead(node)
+        reads = () if is_copy else pending.intersection(read_values(node))
+        if begin < step and (is_copy or any(copies[value].begin == len(spans) for value in reads)):
+            spans.append((begin, step))
+            begin = step
+        if is_copy:
+            begin = step + 1
+            copies[node.outputs[0]] = Copy(node, len(spans), len(spans))
+            pending.add(node.outputs[0])
+        for value in reads:
+            copies[value] = copies[value]._replace(wait=len(spans))
+            pending.discard(value)
+    if begin <= step:
+        spans.append((begin, step + 1))
+    return Segments(tuple(spans), tuple(copies.values()))
+
+
+def _is_ahead(node: ir.Node) -> bool:
+    """Whether a node copies all bytes of a weight, and may do so ahead."""
+    weight = node.inputs[0] if AHEAD in node.metadata_props and node.op_type == COPY and node.inputs else None
+    if weight is None or weight.const_value is None or weight.producer() is not None or weight.is_graph_input():
+        return False
+    size = nbytes(node.outputs[0])
+    return bool(size) and size == weight.const_value.nbytes
+
+
+def copies_ahead(model: ir.Model) -> Segments | None:
+    """Its segments, where anything is copied ahead in it."""
+    found = segments(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
+    return found if found is not None and found.copies and len(found.spans) > 1 else None
+
+
+def repeated_bytes(model: ir.Model, found: Segments) -> int:
+    """Bytes of constants that several segments read, each of which has its own, but for one time each."""
+    nodes = list(model.graph)
+    read = [{value for node in nodes[begin:end] for value in read_values(node)} for begin, end in found.spans]
+    several = [value for each in read for value in each if value.producer() is None and value.const_value is not None]
+    sizes = {value: value.const_value.nbytes for value in several if value.const_value is not None}
+    return sum(sizes[value] for value in several) - sum(sizes.values())
+
+
+def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> list[int]:
+    """The steps before which some copies may begin, so that they are made while other steps run.
+
+    The steps are cut into parts that copy about as many bytes each, `SEGMENTS` at most, and a copy may begin with the
+    part before its own. Where there is no room for it so long it stays in order, and so does what the first part reads
+    if that begins with a copy.
+
+    Args:
+        times: Of each copy the step at which it would be made in order, and its bytes; by their steps.
+        live: Bytes of values at each step, with all copies in order.
+        room: Bytes that they may take.
+    """
+    times, total = list(times), live.astype(np.int64)
+    whole, passed, part, cuts, found = sum(size for _, size in times), 0, -1, [0], list[int]()
+    for first, size in times:
+        number = passed * (SEGMENTS - 1) // whole
+        if number > part and first > cuts[-1]:
+            cuts.append(first)
+            part = number
+        passed += size
+        begin = cuts[-2] if len(cuts) > 1 else first
+        is_ahead = begin < first and int(total[begin:first].max()) + size <= room
+        total[begin:first] += size if is_ahead else 0
+        found.append(begin if is_ahead else first)
+    return found
+
+
+def choose_copies_ahead(reads: Sequence[Read], live: np.ndarray, nbytes: int) -> list[Read]:
+    """As `choose_copies`, with copies that are made ahead, as far as there is room for them.
+
+    The fewer weights are copied, the fewer bytes of copies there are at once: so it is chosen again of those that were,
+    until all are. What is read in several ranges is copied, as each segment would have its own.
+
+    Raises:
+        ValueError: they can't take so little, in order.
+    """
+    left, kept = list(reads), 0
+    often = {read.name for read in reads if len(read.ranges) > 1}
+    while True:
+        room, total, times = nbytes - kept, live.astype(np.int64), in_order(left)
+        for first, last, read in times:
+            total[first : last + 1] += read.resident
+        early = begins([(first, read.resident) for first, _, read in times], total, room)
+        longer = dict[str, list[tuple[int, int]]]()
+        for (_, last, read), begin in zip(times, early, strict=True):
+            longer.setdefault(read.name, []).append((begin, last))
+        held = [read._replace(ranges=tuple(longer[read.name])) for read in left]
+        names = often.union(read.name for read in choose_copies(held, live, room))
+        if len(names) == len(left):
+            return left
+        kept += sum(read.nbytes for read in left if read.name not in names)
+        left = [read for read in left if read.name in names]
