@@ -15,6 +15,7 @@ from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
+from memonger.runtime.backend import backend
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
@@ -251,6 +252,7 @@ class Executable:
         self._done, self._runs, self._last = 0, False, (self._last[0], bindings)
         lost = overwritten(self.arena, inputs, targets)
         if lost and (self.arena.device.is_host or len(bindings) > 1):  # a later one may read what is written by then
+            backend(self.arena.device).synchronize()  # whoever computes them may not be done
             inputs = {name: feeding.copy_of(feed) if name in lost else feed for name, feed in inputs.items()}
         direct = targets if len(bindings) == 1 else _NONE
         for step in self._steps:

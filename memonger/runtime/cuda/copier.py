@@ -57,6 +57,7 @@ class WeightCopier:
         if os.getpid() != self._owner:  # in a fork there is no such thread, and the engine refuses to run
             yield self
             return
+        self.give_up()  # where the end of the last run was interrupted
         self._arena = arena
         try:
             yield self
@@ -92,17 +93,19 @@ class WeightCopier:
         self._begun.pop(partition, None)
 
     def _copy(self, copies: Sequence[HostCopy]) -> None:
-        """Copy weights, one after the other: in the thread."""
+        """Copy weights, one after the other: in the thread. Whatever happens, nothing is under way afterwards."""
         turn = 0
-        for copy in copies:
-            for begin in range(0, copy.nbytes, self._half):
-                piece = self._halves[turn][: copy.nbytes - begin]
-                self._fill(piece, copy, begin)
-                driver.wait_for_stream(self._index, self._stream)  # then the other half is free
-                target = self._arena + copy.offset + begin
-                driver.to_device_later(self._index, target, piece.ctypes.data, piece.nbytes, self._stream)
-                turn = 1 - turn
-        driver.wait_for_stream(self._index, self._stream)
+        try:
+            for copy in copies:
+                for begin in range(0, copy.nbytes, self._half):
+                    piece = self._halves[turn][: copy.nbytes - begin]
+                    self._fill(piece, copy, begin)
+                    driver.wait_for_stream(self._index, self._stream)  # then the other half is free
+                    target = self._arena + copy.offset + begin
+                    driver.to_device_later(self._index, target, piece.ctypes.data, piece.nbytes, self._stream)
+                    turn = 1 - turn
+        finally:
+            driver.wait_for_stream(self._index, self._stream)
 
     def _fill(self, piece: np.ndarray, copy: HostCopy, begin: int) -> None:
         """Put bytes of a weight, from one of them on, into locked memory."""

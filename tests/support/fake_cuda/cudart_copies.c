@@ -142,8 +142,8 @@ static int postpone(void *stream, Operation operation) {
     return late;
 }
 
-/* Makes the copies of a stream that were put off, in their order; of all streams where none is named. */
-static void catch_up(const void *stream) {
+/* Makes the copies of a stream that were put off, in their order, or drops them; of all streams where none is named. */
+static void catch_up(const void *stream, int made) {
     pthread_mutex_lock(&late_lock);
     struct Late **place = &late_first;
     while (*place) {
@@ -152,7 +152,7 @@ static void catch_up(const void *stream) {
             place = &each->next;
             continue;
         }
-        perform(each->operation);
+        if (made) perform(each->operation);
         *place = each->next;
         free(each);
     }
@@ -161,7 +161,7 @@ static void catch_up(const void *stream) {
 }
 
 void fakeEndLate(void *stream) {
-    catch_up(stream);
+    catch_up(stream, 0); /* what nobody has waited for: its memory may be gone */
     pthread_mutex_lock(&late_lock);
     for (size_t i = 0; i < late_count; i++)
         if (late_streams[i] == stream) late_streams[i] = late_streams[--late_count];
@@ -169,12 +169,12 @@ void fakeEndLate(void *stream) {
 }
 
 int cudaStreamSynchronize(void *stream) {
-    if (stream) catch_up(stream); /* the legacy stream waits for none of them */
+    if (stream) catch_up(stream, 1); /* the legacy stream waits for none of them */
     return forbidden_wait("cudaStreamSynchronize", stream) ? fakeFailed(CAPTURE_UNSUPPORTED) : SUCCESS;
 }
 
 int cudaDeviceSynchronize(void) {
-    catch_up(NULL);
+    catch_up(NULL, 1);
     return forbidden_wait("cudaDeviceSynchronize", captured_stream) ? fakeFailed(CAPTURE_UNSUPPORTED) : SUCCESS;
 }
 
