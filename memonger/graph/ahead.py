@@ -2,14 +2,15 @@
 
 A node that copies (`memonger.graph.weight_window.COPY`) takes its turn among the kernels of its session. Within one,
 onnxruntime orders streams by values and not by addresses, so that no copy of it may be made beside kernels. But a run
-of a session is over when its work is. So the schedule is cut into *segments*, each of which a session of its own runs,
-and what the next segment reads is copied by somebody else meanwhile: nobody but the host orders the two.
+of a session is over when its work is. So the schedule is cut into *stretches*, each of which a session of its own runs,
+and what the next stretch reads is copied by somebody else meanwhile: nobody but the host orders the two.
 
-In the schedule such a copy is the node that it was, marked with `memonger.ir.marks.AHEAD`, and stands where the segment
+In the schedule such a copy is the node that it was, marked with `memonger.ir.marks.AHEAD`, and stands where the stretch
 begins beside which it may be made. From there until its last reader its bytes are its own: whoever lays out or checks a
 plan needs no other rule, and one session may run the whole schedule, copies in order.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from memonger.graph.weight_window import COPY, Read, choose_copies, in_order
+from memonger.graph.weight_window import COPY, Read, choose_copies, in_order, on_host
 from memonger.ir.marks import AHEAD
 from memonger.ir.values import nbytes, read_values
 from memonger.units import MiB
 
-SEGMENTS = 8
-"""The most segments that a schedule is cut into. With more of them less is copied at a time, so that a budget holds
+STRETCHES = 8
+"""The most stretches that a schedule is cut into. With more of them less is copied at a time, so that a budget holds
 more weights; each is a session, which costs a launch. No device was asked how long either takes."""
 
 PIECE = 8 * MiB
@@ -36,8 +37,8 @@ class Copy(NamedTuple):
 
     Attributes:
         node: What would make it in order.
-        begin: Number of the segment before which it may begin, when the one before that is over.
-        wait: Number of the segment before which it has to be there.
+        begin: Number of the stretch before which it may begin, when the one before that is over.
+        wait: Number of the stretch before which it has to be there.
     """
 
     node: ir.Node
@@ -46,11 +47,11 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class Stretches:
     """A schedule, cut.
 
     Attributes:
-        spans: Of each segment its first step and the step behind its last. Copies ahead are in none.
+        spans: Of each stretch its first step and the step behind its last. Copies ahead are in none.
         copies: In their order.
     """
 
@@ -63,9 +64,9 @@ class Segments:
         return 2 * min(PIECE, max((nbytes(copy.node.outputs[0]) or 0 for copy in self.copies), default=0))
 
 
-def segments(model: ir.Model) -> Segments:
-    """The segments of a schedule: one begins behind copies ahead, and where a step reads what the segment before has
-    begun. Whatever is marked is right: what is read in the segment that it stands before is waited for at once.
+def stretches(model: ir.Model) -> Stretches:
+    """The stretches of a schedule: one begins behind copies ahead, and where a step reads what the stretch before has
+    begun. Whatever is marked is right: what is read in the stretch that it stands before is waited for at once.
 
     Args:
         model: Its nodes are the schedule.
@@ -87,7 +88,7 @@ def segments(model: ir.Model) -> Segments:
             pending.discard(value)
     if begin <= step:
         spans.append((begin, step + 1))
-    return Segments(tuple(spans), tuple(copies.values()))
+    return Stretches(tuple(spans), tuple(copies.values()))
 
 
 def _is_ahead(node: ir.Node) -> bool:
@@ -99,25 +100,25 @@ def _is_ahead(node: ir.Node) -> bool:
     return bool(size) and size == weight.const_value.nbytes
 
 
-def copies_ahead(model: ir.Model) -> Segments | None:
-    """Its segments, where anything is copied ahead in it."""
-    found = segments(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
+def copies_ahead(model: ir.Model) -> Stretches | None:
+    """Its stretches, where anything is copied ahead in it."""
+    found = stretches(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
     return found if found is not None and found.copies and len(found.spans) > 1 else None
 
 
-def repeated_bytes(model: ir.Model, found: Segments) -> int:
-    """Bytes of constants that several segments read, each of which has its own, but for one time each."""
-    nodes = list(model.graph)
-    read = [{value for node in nodes[begin:end] for value in read_values(node)} for begin, end in found.spans]
-    several = [value for each in read for value in each if value.producer() is None and value.const_value is not None]
-    sizes = {value: value.const_value.nbytes for value in several if value.const_value is not None}
-    return sum(sizes[value] for value in several) - sum(sizes.values())
+def repeated_bytes(model: ir.Model, found: Stretches) -> int:
+    """Bytes of constants on the device that several stretches read, each of which has its own, but for one each."""
+    nodes, hosted = list(model.graph), on_host(model)
+    read = ({value for node in nodes[begin:end] for value in read_values(node)} for begin, end in found.spans)
+    times = Counter(value for each in read for value in each if value.producer() is None)
+    several = ((value.const_value, count) for value, count in times.items() if value.name not in hosted)
+    return sum(tensor.nbytes * (count - 1) for tensor, count in several if tensor is not None)
 
 
 def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> list[int]:
     """The steps before which some copies may begin, so that they are made while other steps run.
 
-    The steps are cut into parts that copy about as many bytes each, `SEGMENTS` at most, and a copy may begin with the
+    The steps are cut into parts that copy about as many bytes each, `STRETCHES` at most, and a copy may begin with the
     part before its own. Where there is no room for it so long it stays in order, and so does what the first part reads
     if that begins with a copy.
 
@@ -129,7 +130,7 @@ def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> lis
     times, total = list(times), live.astype(np.int64)
     whole, passed, part, cuts, found = sum(size for _, size in times), 0, -1, [0], list[int]()
     for first, size in times:
-        number = passed * (SEGMENTS - 1) // whole
+        number = passed * (STRETCHES - 1) // whole
         if number > part and first > cuts[-1]:
             cuts.append(first)
             part = number
@@ -145,7 +146,7 @@ def choose_copies_ahead(reads: Sequence[Read], live: np.ndarray, nbytes: int) ->
     """As `choose_copies`, with copies that are made ahead, as far as there is room for them.
 
     The fewer weights are copied, the fewer bytes of copies there are at once: so it is chosen again of those that were,
-    until all are. What is read in several ranges is copied, as each segment would have its own.
+    until all are. What is read in several ranges is copied, as each stretch would have its own.
 
     Raises:
         ValueError: they can't take so little, in order.

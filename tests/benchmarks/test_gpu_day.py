@@ -132,7 +132,9 @@ def test_budgets_below_the_weights_are_said_beside_the_plan_that_holds_all() -> 
     assert "40 %: 0.40 of the memory at 4.00 of the time, stock's bits in 0 of 1" in said
     assert "25 %: not measured" in said
     text = report.table(rows)
-    assert "a:1, budget 60%: 60.0 MiB planned, 30.0 of weights on the host, 45.0 copied a run, 15.0 of them ahead" in text
+    assert (
+        "a:1, budget 60%: 60.0 MiB planned, 30.0 of weights on the host, 45.0 copied a run, 15.0 of them ahead" in text
+    )
     assert "a:1, budget 60%, in order: 60.0 MiB planned, 30.0 of weights on the host, 45.0 copied a run" in text
     assert "budget 25%  failed: out of memory" in text
 

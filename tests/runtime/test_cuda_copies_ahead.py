@@ -19,7 +19,7 @@ from onnx import helper
 
 import memonger
 from memonger.errors import SessionError
-from memonger.graph.ahead import PIECE, SEGMENTS, segments
+from memonger.graph.ahead import PIECE, STRETCHES, stretches
 from memonger.graph.weight_window import COPY
 from memonger.ir.marks import AHEAD
 from memonger.runtime import weight_reader
@@ -90,7 +90,7 @@ def test_a_plan_says_what_it_copies_ahead_and_holds_its_budget(plan: memonger.Pl
     assert len(marked) * WEIGHT == plan.ahead_bytes
     before = _in_use()
     with memonger.Session(plan) as session:
-        assert 2 < len(session.engines) <= SEGMENTS
+        assert 2 < len(session.engines) <= STRETCHES
         for _ in range(2):
             _check(session.run(FEED))
         assert _in_use() - before <= plan.total_bytes + 64 * KIB
@@ -250,7 +250,7 @@ def test_an_arena_that_moves_an_input_in_it_and_targets(plan: memonger.Plan) -> 
         _check(session.run(FEED))
 
 
-def test_constants_of_several_segments_count_for_each() -> None:
+def test_constants_of_several_stretches_count_for_each() -> None:
     plan = _plan(model=_model(shared=True))
     assert plan.ahead_bytes
     assert plan.resident_parameter_bytes > plan.parameter_bytes - sum(plan.host_weights.values())
@@ -326,10 +326,10 @@ def test_whatever_is_marked_is_right(engines: Callable[..., int]) -> None:
         node.metadata_props[AHEAD] = "1"
     marked = dataclasses.replace(mapped, model=model)
     assert marked.ahead_bytes == LAYERS * WEIGHT
-    assert engines(marked) == len(segments(model).spans) >= LAYERS
+    assert engines(marked) == len(stretches(model).spans) >= LAYERS
 
 
-def test_values_of_the_host_are_handed_from_segment_to_segment() -> None:
+def test_values_of_the_host_are_handed_from_stretch_to_stretch() -> None:
     """What a node without a CUDA kernel computes before the first cut, and others read behind the last."""
     names, kind, size = [f"w{n}" for n in range(LAYERS)], onnx.TensorProto.INT32, WIDTH * WIDTH
     nodes = [
@@ -346,7 +346,7 @@ def test_values_of_the_host_are_handed_from_segment_to_segment() -> None:
     model.graph.input.append(helper.make_tensor_value_info("i", kind, [size]))
     model.graph.output.extend(helper.make_tensor_value_info(name, kind, [size]) for name in ("early", "late"))
     plan = _plan(model=model)
-    spans, order = segments(plan.model).spans, [node.name for node in plan.model.graph]
+    spans, order = stretches(plan.model).spans, [node.name for node in plan.model.graph]
     assert plan.ahead_bytes
     assert order.index("not") < spans[0][1] <= spans[-1][0] <= order.index("late")
     with memonger.Session(plan) as session:
