@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -114,11 +115,9 @@ def test_the_same_plan_twice_and_from_its_file(plan: memonger.Plan, tmp_path: Pa
         _check(other.run(FEED))
 
 
-@pytest.mark.parametrize("when", ["early", "late"])
-def test_values_are_right_whenever_copies_are_made(
-    when: str, plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All as soon as they may begin, before any step of the partition beside them; or when they are waited for."""
+@pytest.fixture(params=["early", "late"])
+def whenever(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are made as soon as they may begin, before any step beside them runs; or when they are waited for."""
     before, copy, due = WeightCopier.before, WeightCopier._copy, threading.Event()
 
     def at_once(self: WeightCopier, partition: int) -> None:
@@ -136,12 +135,45 @@ def test_values_are_right_whenever_copies_are_made(
         due.wait()
         copy(self, copies)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WeightCopier, "before", at_once if when == "early" else at_last)
-    if when == "late":
+    monkeypatch.setattr(WeightCopier, "before", at_once if request.param == "early" else at_last)
+    if request.param == "late":
         monkeypatch.setattr(WeightCopier, "_copy", waiting)
+
+
+@pytest.mark.usefixtures("whenever")
+def test_values_are_right_whenever_copies_are_made(plan: memonger.Plan) -> None:
     with memonger.Session(plan) as session:
         for _ in range(3):
             _check(session.run(FEED))
+
+
+@pytest.mark.usefixtures("whenever")
+@pytest.mark.parametrize("seed", range(5))
+def test_networks_of_copies_have_their_values_within_the_budget(seed: int) -> None:
+    """Weights of many sizes, read once or more, in chains and by outputs; budgets from the least to the most."""
+    drawn = random.Random(seed)
+    content = {f"w{n}": normal(n, drawn.choice([16_500, 30_000, 65_536, 100_000])) for n in range(drawn.randint(4, 12))}
+    content["c"] = normal(99, drawn.randint(1, 4000))
+    weights, nodes, made = dict(content), list[onnx.NodeProto](), list[str]()
+    for n in range(drawn.randint(1, 3) * len(weights)):
+        source = drawn.choice([*weights, f"w{n % (len(weights) - 1)}", *made[-3:]])
+        nodes.append(helper.make_node("Identity", [source], [f"t{n}"], name=f"n{n}"))
+        content[f"t{n}"] = content[source]
+        made.append(f"t{n}")
+    outputs = {name: list(content[name].shape) for name in made if drawn.random() < 0.5 or name == made[-1]}
+    nodes.append(helper.make_node("Identity", ["x"], ["z"], name="identity"))
+    model = model_of(nodes, {"x": [1, 4]}, outputs | {"z": [1, 4]}, **weights)
+    whole, least = memonger.search_plan(model, **OPTIONS), memonger.search_plan(model, weights="mapped", **OPTIONS)
+    for share in (0.1, 0.4, 0.7, 0.95):
+        budget = int(least.total_bytes + share * (whole.total_bytes - least.total_bytes))
+        plan = memonger.search_plan(model, budget=budget, **OPTIONS)
+        assert plan.total_bytes <= budget
+        before = _in_use()
+        with memonger.Session(plan) as session:
+            for _ in range(2):
+                found = session.run(FEED)
+                assert all(np.array_equal(found[name], content[name]) for name in outputs)
+            assert _in_use() - before <= plan.total_bytes + 64 * KIB
 
 
 @on_stand_in
@@ -197,6 +229,27 @@ def test_a_copy_that_fails_ends_the_run_with_its_error(plan: memonger.Plan, monk
     with memonger.Session(plan) as session:
         with pytest.raises(memonger.SessionError, match="copying 262144 bytes to cuda:0 failed: no luck"):
             session.run(FEED)
+        _check(session.run(FEED))
+
+
+def test_a_run_that_is_interrupted_leaves_no_copy_under_way(
+    plan: memonger.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = WeightCopier._wait_before
+
+    def interrupted(self: WeightCopier, partition: int) -> None:
+        if partition == 2:
+            raise KeyboardInterrupt
+        wait(self, partition)
+
+    with memonger.Session(plan) as session:
+        monkeypatch.setattr(WeightCopier, "_wait_before", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(FEED)
+        copier = session._model._loaded[0].copier
+        assert isinstance(copier, WeightCopier)
+        assert not copier._begun
+        monkeypatch.undo()
         _check(session.run(FEED))
 
 
@@ -304,6 +357,18 @@ def test_where_it_does_not_apply_nodes_copy_in_order(engines: Callable[..., int]
     trained = memonger.search_plan(step, device="cuda:0", budget=whole.total_bytes - 4 * WEIGHT)
     assert trained.host_weights
     assert not trained.ahead_bytes
+
+
+def test_weights_are_read_from_the_files_of_the_model_that_was_planned(tmp_path: Path) -> None:
+    onnx.save(_model(), tmp_path / "model.onnx", save_as_external_data=True, location="model.data")
+    whole = memonger.search_plan(tmp_path / "model.onnx", **OPTIONS)
+    budget = whole.total_bytes - 16 * WEIGHT
+    plan = memonger.search_plan(tmp_path / "model.onnx", **OPTIONS, budget=budget)
+    assert plan.ahead_bytes
+    plan.save(tmp_path / "planned.onnx", weights="source")
+    for source in (plan, tmp_path / "planned.onnx"):
+        with memonger.Session(source) as session:
+            _check(session.run(FEED))
 
 
 def test_plans_of_several_batches_run_marked_copies_in_order() -> None:
