@@ -17,8 +17,8 @@ from memonger.schedule.strategy import Outcome, Request
 SPARE = 0, 1 / 32, 1 / 8
 """Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
 
-MOST = 2
-"""One over the part of the copied bytes that has to be copied ahead: where less can, sessions are spared."""
+LEAST = 0.5
+"""Part of the copied bytes that has to be copied ahead: where less can be, more sessions aren't worth it."""
 
 
 def copied_ahead(plan: Plan, sharing: Sharing) -> Plan | None:
@@ -42,7 +42,7 @@ def copied_ahead(plan: Plan, sharing: Sharing) -> Plan | None:
         room = int((1 - share) * (plan.budget - plan.total_bytes + plan.arena_bytes))
         early = zip(copies, begins([(step, sizes[step]) for step in copies], live, room), strict=True)
         moved = {step: begin for step, begin in early if begin < step}
-        if MOST * sum(sizes[step] for step in moved) < sum(sizes.values()):
+        if sum(sizes[step] for step in moved) < LEAST * sum(sizes.values()):
             return None
         order = sorted(range(len(nodes)), key=lambda step: (moved.get(step, step), step not in moved, step))
         solution = lay_out(request, tuple(order), Outcome(tuple(range(len(nodes)))))

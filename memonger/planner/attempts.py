@@ -3,7 +3,8 @@
 First the job as it is; then with a part of its weights, and of what training updates, in a file; then with values of a
 step in one as well, where that is estimated to take fewer seconds or nothing else holds (`memonger.planner.waiting`).
 On a CUDA device weights lie in the host's memory in place of a file, and nodes copy them
-(`memonger.lowering.cuda.from_host`).
+(`memonger.lowering.cuda.from_host`), ahead of the steps that read them where inference has room for it
+(`memonger.planner.ahead`).
 """
 
 import dataclasses

@@ -218,7 +218,6 @@ def cut_ahead(plan: Plan, lending: Lending | None = None) -> CutPlan | None:
     """Cut a plan where weights are copied ahead of its steps; None where none is, or may be.
 
     The models of its sessions are written when they are asked for. ``lending``: see `memonger.runtime.weights.message`.
-
     """
     found = copies_ahead(plan.model)
     if found is None or not may_run_ahead(plan):
