@@ -238,10 +238,10 @@ class Plan(BasePlan, Header):
     @cached_property
     def resident_parameter_bytes(self) -> int:
         """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file. Of a
-        CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena. What several
-        stretches of steps read (`ahead_bytes`) counts for each."""
+        CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena. Small
+        constants that several stretches of steps read (`ahead_bytes`) count for each."""
         if self.window is None:
-            again = 0 if self._stretches is None else ahead.repeated_bytes(self.model, self._stretches)
+            again = 0 if self._stretches is None else self._stretches.repeated_bytes
             return self.parameter_bytes - sum(self.host_weights.values()) + again
         return resident_bytes(weight_reads(self.model, self.graph), self.window, self.parameter_bytes)
 
@@ -274,7 +274,7 @@ class Plan(BasePlan, Header):
 
     @cached_property
     def _stretches(self) -> "ahead.Stretches | None":
-        return None if parse_device(self.device).is_host else ahead.copies_ahead(self.model)
+        return None if parse_device(self.device).is_host else ahead.copies_ahead(self.model, self.host)
 
     @property
     def written_bytes(self) -> int:

@@ -11,14 +11,15 @@ plan needs no other rule, and one session may run the whole schedule, copies in 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from memonger.graph.weight_window import COPY, Read, choose_copies, in_order, on_host
+from memonger.graph.weight_window import COPY, Read, choose_copies, device_reads, in_order, on_host
 from memonger.ir.marks import AHEAD
 from memonger.ir.values import nbytes, read_values
 from memonger.units import MiB
@@ -30,6 +31,10 @@ more weights; each is a session, which costs a launch. No device was asked how l
 PIECE = 8 * MiB
 """Bytes that are copied at once, at most: one piece is read from the host's memory while the one before is under way.
 No device was asked for the best."""
+
+
+FED_ALIGNMENT = 256
+"""Bytes at a multiple of which a weight begins that is fed: what CUDA aligns allocations to."""
 
 
 class Copy(NamedTuple):
@@ -53,10 +58,15 @@ class Stretches:
     Attributes:
         spans: Of each stretch its first step and the step behind its last. Copies ahead are in none.
         copies: In their order.
+        fed: Weights on the device that several stretches read, and that no kernel makes anything of: all read one.
+        repeated_bytes: Bytes on the device beside those of the model's weights: of constants that several stretches
+            read, each of which has its own; and of what aligns the weights that are fed.
     """
 
     spans: tuple[tuple[int, int], ...]
     copies: tuple[Copy, ...]
+    fed: tuple[ir.Value, ...] = ()
+    repeated_bytes: int = 0
 
     @property
     def staging_bytes(self) -> int:
@@ -100,19 +110,29 @@ def _is_ahead(node: ir.Node) -> bool:
     return bool(size) and size == weight.const_value.nbytes
 
 
-def copies_ahead(model: ir.Model) -> Stretches | None:
-    """Its stretches, where anything is copied ahead in it."""
+def copies_ahead(model: ir.Model, host: Collection[str]) -> Stretches | None:
+    """The stretches of a schedule, with what they have in common; None where nothing is copied ahead in it.
+
+    Args:
+        model: As of `stretches`.
+        host: As of `memonger.graph.weight_window.device_reads`.
+    """
     found = stretches(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
-    return found if found is not None and found.copies and len(found.spans) > 1 else None
-
-
-def repeated_bytes(model: ir.Model, found: Stretches) -> int:
-    """Bytes of constants on the device that several stretches read, each of which has its own, but for one each."""
+    if found is None or not found.copies or len(found.spans) < 2:
+        return None
     nodes, hosted = list(model.graph), on_host(model)
     read = ({value for node in nodes[begin:end] for value in read_values(node)} for begin, end in found.spans)
-    times = Counter(value for each in read for value in each if value.producer() is None)
-    several = ((value.const_value, count) for value, count in times.items() if value.name not in hosted)
-    return sum(tensor.nbytes * (count - 1) for tensor, count in several if tensor is not None)
+    times, may_be_fed = Counter(chain.from_iterable(read)), {read.name for read in device_reads(model, host)}
+    fed, repeated = list[ir.Value](), 0
+    for value in model.graph.initializers.values():
+        if value.const_value is None or times[value] < 2 or value.name in hosted:
+            continue
+        if value.name in may_be_fed:
+            fed.append(value)
+            repeated += -value.const_value.nbytes % FED_ALIGNMENT
+        else:
+            repeated += value.const_value.nbytes * (times[value] - 1)
+    return replace(found, fed=tuple(fed), repeated_bytes=repeated)
 
 
 def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> list[int]:
@@ -146,13 +166,12 @@ def choose_copies_ahead(reads: Sequence[Read], live: np.ndarray, nbytes: int) ->
     """As `choose_copies`, with copies that are made ahead, as far as there is room for them.
 
     The fewer weights are copied, the fewer bytes of copies there are at once: so it is chosen again of those that were,
-    until all are. What is read in several ranges is copied, as each stretch would have its own.
+    until all are.
 
     Raises:
         ValueError: they can't take so little, in order.
     """
     left, kept = list(reads), 0
-    often = {read.name for read in reads if len(read.ranges) > 1}
     while True:
         room, total, times = nbytes - kept, live.astype(np.int64), in_order(left)
         for first, last, read in times:
@@ -162,7 +181,7 @@ def choose_copies_ahead(reads: Sequence[Read], live: np.ndarray, nbytes: int) ->
         for (_, last, read), begin in zip(times, early, strict=True):
             longer.setdefault(read.name, []).append((begin, last))
         held = [read._replace(ranges=tuple(longer[read.name])) for read in left]
-        names = often.union(read.name for read in choose_copies(held, live, room))
+        names = {read.name for read in choose_copies(held, live, room)}
         if len(names) == len(left):
             return left
         kept += sum(read.nbytes for read in left if read.name not in names)

@@ -1,7 +1,7 @@
 """Executables: a plan's partitions in onnxruntime sessions, bound to one arena."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from memonger.runtime.backend import backend
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.prepared import PartCopy, Partition, PreparedPlan, Program
+from memonger.runtime.prepared import HostCopy, PartCopy, Partition, PreparedPlan, Program
 from memonger.runtime.weight_reader import WeightReader
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -57,6 +57,9 @@ class Exchange(Protocol):
 
 class Copier(Protocol):
     """What copies weights to the device while partitions run; see `memonger.runtime.prepared.CopySchedule`."""
+
+    def place(self, copies: Sequence[HostCopy], address: int) -> None:
+        """Copy weights at once, to offsets from an address."""
 
     def running(self, arena: int) -> AbstractContextManager[Exchange]:
         """For one run, whose arena has this address: what is called between its partitions."""

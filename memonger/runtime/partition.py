@@ -25,6 +25,7 @@ from memonger.devices import parse_device
 from memonger.graph.ahead import copies_ahead
 from memonger.graph.aliasing import windows
 from memonger.graph.session_memory import shares_sessions
+from memonger.ir.element_types import ElementType
 from memonger.ir.extract import extract
 from memonger.ir.marks import CHUNK, without_slice
 from memonger.ir.parts import elements, is_marked, parts_of
@@ -32,13 +33,27 @@ from memonger.ir.values import attribute_bytes, read_values, static_shape, subgr
 from memonger.plan import Plan
 from memonger.runtime.arena import ArenaTensor
 from memonger.runtime.feeds import as_bytes
-from memonger.runtime.prepared import CopySchedule, CutPlan, HostCopy, PartCopy, Partition, Program, SessionGroup
+from memonger.runtime.prepared import (
+    CopySchedule,
+    CutPlan,
+    HostBytes,
+    HostCopy,
+    PartCopy,
+    Partition,
+    Program,
+    SessionGroup,
+)
 from memonger.runtime.program import is_cast, program_of
 from memonger.runtime.weights import Lending, message
 
 
 def partitions(
-    model: ir.Model, program: Program, spans: Iterable[tuple[int, int]], *, shared: bool = False
+    model: ir.Model,
+    program: Program,
+    spans: Iterable[tuple[int, int]],
+    *,
+    shared: bool = False,
+    fed: Collection[ir.Value] = (),
 ) -> Iterator[tuple[Partition, ir.Model | None]]:
     """The partitions of step spans, each made as it is asked for, with a model where it is the first of its session.
 
@@ -49,6 +64,7 @@ def partitions(
             the first.
         shared: Whether those of one structure share a session. Slices of constants that may be fed are then: they are
             others for each chunk.
+        fed: Constants that are inputs of all that read them, under their names; who binds them knows where they lie.
     """
     nodes = list(model.graph)
     planned = {tensor.name: tensor for tensor in program.planned}
@@ -97,7 +113,7 @@ def partitions(
             live_outs={name_of[v]: str(v.name) for v in held},
             session=session,
         )
-        yield partition, extract(model, nodes[begin:end], exposed, slices) if first else None
+        yield partition, extract(model, nodes[begin:end], exposed, {*slices, *fed}) if first else None
         unwritten = []
 
 
@@ -219,7 +235,7 @@ def cut_ahead(plan: Plan, lending: Lending | None = None) -> CutPlan | None:
 
     The models of its sessions are written when they are asked for. ``lending``: see `memonger.runtime.weights.message`.
     """
-    found = copies_ahead(plan.model)
+    found = copies_ahead(plan.model, plan.host)
     if found is None or not may_run_ahead(plan):
         return None
     program = program_of(plan)
@@ -227,21 +243,26 @@ def cut_ahead(plan: Plan, lending: Lending | None = None) -> CutPlan | None:
     copies = list[HostCopy]()
     for node, begin, wait in found.copies:
         weight, place = node.inputs[0], planned.get(str(node.outputs[0].name))
-        if weight is None or (tensor := weight.const_value) is None or place is None:
+        if weight is None or weight.const_value is None or place is None:
             return None
-        source: tuple[str, int] | np.ndarray
-        if isinstance(tensor, ir.ExternalTensor):
-            source = os.path.realpath(tensor.path), tensor.offset or 0
-        elif tensor.dtype.bitwidth >= 8:
-            source = as_bytes(tensor.numpy())
-        else:
-            source = np.frombuffer(tensor.tobytes(), np.uint8)
+        source = _bytes_of(weight.const_value)
         copies.append(HostCopy(str(weight.name), place.offset, place.nbytes, source, begin, wait))
-    parts = list(partitions(plan.model, program, found.spans))
+    fed = [
+        (ArenaTensor(str(value.name), ElementType(tensor.dtype), tuple(tensor.shape.numpy())), _bytes_of(tensor))
+        for value in found.fed
+        if (tensor := value.const_value) is not None
+    ]
+    parts = list(partitions(plan.model, program, found.spans, fed=found.fed))
     groups = (
         SessionGroup(message(model, lending), (0,), (one.program,), is_partition=True)
         for one, model in parts
         if model is not None
     )
-    ahead = CopySchedule(found.staging_bytes, tuple(copies))
+    ahead = CopySchedule(found.staging_bytes, tuple(copies), tuple(fed))
     return CutPlan(program, tuple(one for one, _ in parts), groups=groups, ahead=ahead)
+
+
+def _bytes_of(tensor: ir.TensorProtocol) -> HostBytes:
+    if isinstance(tensor, ir.ExternalTensor):
+        return os.path.realpath(tensor.path), tensor.offset or 0
+    return as_bytes(tensor.numpy()) if tensor.dtype.bitwidth >= 8 else np.frombuffer(tensor.tobytes(), np.uint8)

@@ -296,6 +296,10 @@ class ReadSchedule:
     reads: tuple[WeightRead, ...]
 
 
+HostBytes = tuple[str, int] | np.ndarray
+"""Where bytes lie in the host's memory: the file, and the first byte there; or an array of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostCopy:
     """A weight that a session copies to a device while another partition runs; see `memonger.graph.ahead`.
@@ -304,7 +308,7 @@ class HostCopy:
         name: The weight's.
         offset: Its first byte in the arena.
         nbytes: How many there are.
-        source: The file that it lies in, and the first byte there; or its bytes.
+        source: The weight.
         begin: Number of the partition before which the copy may begin, when the one before that is over.
         wait: Number of the partition before which it has to be there.
     """
@@ -312,7 +316,7 @@ class HostCopy:
     name: str
     offset: int
     nbytes: int
-    source: tuple[str, int] | np.ndarray
+    source: HostBytes
     begin: int
     wait: int
 
@@ -324,10 +328,13 @@ class CopySchedule:
     Attributes:
         staging_bytes: Bytes of the host's memory that they pass through, two pieces.
         copies: In their order.
+        fed: Weights that stay on the device, and that several partitions read under these names; and where they lie in
+            the host's memory.
     """
 
     staging_bytes: int
     copies: tuple[HostCopy, ...]
+    fed: tuple[tuple[ArenaTensor, HostBytes], ...] = ()
 
 
 class Ranged(Protocol):

@@ -26,6 +26,7 @@ from memonger.ir.marks import AHEAD
 from memonger.runtime import weight_reader
 from memonger.runtime.cuda import driver
 from memonger.runtime.cuda.copier import WeightCopier
+from memonger.runtime.prepared import HostCopy
 from tests.models.test_models import small
 from tests.support.cuda import CUDA, needs_cuda, on_stand_in
 from tests.support.networks import model_of
@@ -131,9 +132,10 @@ def whenever(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         before(self, partition)
         due.clear()
 
-    def waiting(self: WeightCopier, copies: list[object]) -> None:
-        due.wait()
-        copy(self, copies)  # type: ignore[arg-type]
+    def waiting(self: WeightCopier, copies: list[HostCopy]) -> None:
+        if copies[0].wait:  # else it is when the session is made
+            due.wait()
+        copy(self, copies)
 
     monkeypatch.setattr(WeightCopier, "before", at_once if request.param == "early" else at_last)
     if request.param == "late":
@@ -187,9 +189,9 @@ def test_nobody_would_be_right_without_waiting(
     else:
         copy, give_up, over = WeightCopier._copy, WeightCopier.give_up, threading.Event()
 
-        def slow(self: WeightCopier, copies: list[object]) -> None:
+        def slow(self: WeightCopier, copies: list[HostCopy]) -> None:
             over.wait()
-            copy(self, copies)  # type: ignore[arg-type]
+            copy(self, copies)
 
         def end(self: WeightCopier) -> None:
             if self._begun:  # at the end of the run

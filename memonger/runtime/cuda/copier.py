@@ -39,8 +39,8 @@ class WeightCopier:
         self._stream: Any = None
         self._files = dict[str, BinaryIO]()
         self._begun = dict[int, list[Future[None]]]()  # by the partition that they are waited for before
-        for copy in self._copies:
-            if isinstance(copy.source, tuple) and (path := copy.source[0]) not in self._files:
+        for source in (*(copy.source for copy in schedule.copies), *(source for _, source in schedule.fed)):
+            if isinstance(source, tuple) and (path := source[0]) not in self._files:
                 try:
                     self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115
                 except OSError as error:
@@ -50,6 +50,15 @@ class WeightCopier:
         whole = np.frombuffer(memoryview((ctypes.c_char * (2 * self._half)).from_address(self._staging)), np.uint8)
         self._halves = whole[: self._half], whole[self._half :]
         self._thread = ThreadPoolExecutor(1, "memonger copies")
+
+    def place(self, copies: Sequence[HostCopy], address: int) -> None:
+        """Copy weights at once, to offsets from an address.
+
+        Raises:
+            SessionError: a copy failed.
+        """
+        self._arena = address
+        self._thread.submit(self._copy, copies).result()
 
     @contextmanager
     def running(self, arena: int) -> Iterator["WeightCopier"]:
