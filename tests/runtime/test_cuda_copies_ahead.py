@@ -317,6 +317,30 @@ def test_constants_of_several_stretches_count_for_each() -> None:
         assert _in_use() - before <= plan.total_bytes + 64 * KIB
 
 
+def test_a_large_weight_of_several_stretches_lies_on_the_device_once(tmp_path: Path) -> None:
+    """As an embedding that is the last product as well."""
+    names = ["e", *(f"w{n}" for n in range(LAYERS)), "e"]
+    nodes = [helper.make_node("Identity", [w], [f"t{n}"], name=f"identity{n}") for n, w in enumerate(names)]
+    nodes.append(helper.make_node("Identity", ["x"], ["z"], name="identity"))
+    outputs = {f"t{n}": [1000, 256] if name == "e" else [WIDTH, WIDTH] for n, name in enumerate(names)} | {"z": [1, 4]}
+    weights = {f"w{n}": normal(n, WIDTH, WIDTH) for n in range(LAYERS)} | {"e": normal(99, 1000, 256)}
+    plan = _plan(model=model_of(nodes, {"x": [1, 4]}, outputs, **weights))
+    assert plan.ahead_bytes
+    assert "e" not in plan.host_weights
+    assert plan.resident_parameter_bytes == plan.parameter_bytes - sum(plan.host_weights.values())
+    plan.save(tmp_path / "planned.onnx")
+    before = _in_use()
+    for source in (plan, tmp_path / "planned.onnx"):
+        with memonger.Session(source) as session:
+            for _ in range(2):
+                found = session.run(FEED)
+                assert all(np.array_equal(found[f"t{n}"], weights[name]) for n, name in enumerate(names))
+                session.release()
+            session.run(FEED)
+            assert _in_use() - before <= plan.total_bytes + 64 * KIB
+        assert _in_use() == before
+
+
 def test_no_cuda_graph_replays_it(plan: memonger.Plan) -> None:
     with memonger.Session(plan) as session:
         assert "(MemcpyFromHost) copies from the host's memory" in session.why_no_cuda_graph
