@@ -4,7 +4,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from memonger.graph.ahead import begins
+from memonger.graph.ahead import begins, cost
 from memonger.graph.liveness import Sharing, live_bytes
 from memonger.graph.schedule import schedule_model
 from memonger.graph.weight_window import COPY
@@ -17,18 +17,16 @@ from memonger.schedule.strategy import Outcome, Request
 SPARE = 0, 1 / 32, 1 / 8
 """Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
 
-LEAST = 0.5
-"""Part of the copied bytes that has to be copied ahead: where less can be, more sessions aren't worth it."""
 
-
-def copied_ahead(plan: Plan, sharing: Sharing) -> Plan | None:
+def copied_ahead(plan: Plan, sharing: Sharing, usual: int) -> Plan | None:
     """The plan with copies ahead, as far as its budget has room for them beside what earlier steps need.
 
     Args:
         plan: Within its budget, with copies in order. Its own schedule stays, but for these.
         sharing: Which values may share an address.
+        usual: Bytes that are copied where all are in order, fewer of them.
 
-    Returns: None where that can't be, or is too little.
+    Returns: None where that can't be, or costs no less (`memonger.graph.ahead.cost`).
     """
     weights, graph = plan.host_weights, plan.graph
     if plan.budget is None or plan.recomputed or not weights or not may_run_ahead(plan):
@@ -42,7 +40,7 @@ def copied_ahead(plan: Plan, sharing: Sharing) -> Plan | None:
         room = int((1 - share) * (plan.budget - plan.total_bytes + plan.arena_bytes))
         early = zip(copies, begins([(step, sizes[step]) for step in copies], live, room), strict=True)
         moved = {step: begin for step, begin in early if begin < step}
-        if sum(sizes[step] for step in moved) < LEAST * sum(sizes.values()):
+        if cost(sum(sizes.values()), sum(sizes[step] for step in moved)) >= usual:
             return None
         order = sorted(range(len(nodes)), key=lambda step: (moved.get(step, step), step not in moved, step))
         solution = lay_out(request, tuple(order), Outcome(tuple(range(len(nodes)))))

@@ -172,7 +172,7 @@ def _first(jobs: Iterable[Job], begin: float, refusals: list[BudgetError]) -> tu
             job.report_progress("verify")
             try:
                 plan = finish(made, solution, begin)
-                found = copied_ahead(plan, made.request.sharing) if job.copies_ahead else plan
+                found = copied_ahead(plan, made.request.sharing, job.copies_ahead) if job.copies_ahead else plan
                 if found is not None:
                     return made, found
                 break
@@ -248,11 +248,15 @@ def _on_host(job: Job) -> Iterator[Job]:
     live, ways = request.live_bytes, [False] if job.mode == "training" or job.ranges else [True, False]
     for is_ahead, share in product(ways, SPARE):
         with suppress(ValueError):
-            choose = choose_copies_ahead if is_ahead else choose_copies
-            chosen = choose(reads, live, int((1 - share) * (request.budget - beside)))
+            room = int((1 - share) * (request.budget - beside))
+            chosen, usual = choose_copies(reads, live, room), 0
+            if is_ahead:
+                usual = sum(read.resident * len(read.ranges) for read in chosen)
+                chosen, is_worth_it = choose_copies_ahead(reads, live, room)
+                chosen = chosen if is_worth_it else []
             if chosen and (key := (is_ahead, tuple(read.name for read in chosen))) not in tried:
                 tried.add(key)
-                yield dataclasses.replace(_copied(job, chosen), copies_ahead=is_ahead)
+                yield dataclasses.replace(_copied(job, chosen), copies_ahead=usual)
 
 
 def _copied_reads(job: Job) -> list[Read]:

@@ -131,7 +131,7 @@ def test_what_is_chosen_fits_with_copies_ahead_or_in_order(seed: int) -> None:
     least, whole = int(total(reads).max()), int(total([]).max())
     for number in range(6):
         room = least + (max(whole, least) - least) * number // 5
-        chosen = choose_copies_ahead(reads, live, room)
+        chosen, _ = choose_copies_ahead(reads, live, room)
         assert total(chosen).max() <= room
     with pytest.raises(ValueError, match=f"are below {least}"):
         choose_copies_ahead(reads, live, least - 1)
