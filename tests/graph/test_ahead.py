@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from memonger.graph.ahead import STRETCHES, begins, choose_copies_ahead, copies_ahead, stretches
-from memonger.graph.weight_window import COPY, Read
+from memonger.graph.weight_window import COPY, Read, choose_copies
 from memonger.ir.marks import AHEAD
 from tests.support.networks import model_of
 from tests.support.stock import normal
@@ -135,3 +135,19 @@ def test_what_is_chosen_fits_with_copies_ahead_or_in_order(seed: int) -> None:
         assert total(chosen).max() <= room
     with pytest.raises(ValueError, match=f"are below {least}"):
         choose_copies_ahead(reads, live, least - 1)
+
+
+def test_copies_are_ahead_where_that_costs_less_than_the_fewest_in_order() -> None:
+    def read(name: str, size: int, *steps: int) -> Read:
+        return Read(name, tuple((step, step) for step in steps), size, size, None, True)
+
+    reads, live = [read(f"w{n}", 100, n) for n in range(20)], np.zeros(20, np.int64)
+    chosen, is_worth_it = choose_copies_ahead(reads, live, 1000)
+    assert is_worth_it
+    assert len(chosen) > len(choose_copies(reads, live, 1000))
+    whole, is_worth_it = choose_copies_ahead(reads, live, 100)  # room for one at a time
+    assert (whole, is_worth_it) == (choose_copies(reads, live, 100), False)
+    twice = [read("e", 1000, 0, 21), *(read(f"w{n}", 100, n) for n in range(1, 21))]  # which is rather kept
+    chosen, is_worth_it = choose_copies_ahead(twice, np.zeros(22, np.int64), 1800)
+    assert is_worth_it
+    assert "e" not in {one.name for one in chosen}

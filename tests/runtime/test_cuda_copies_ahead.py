@@ -5,6 +5,7 @@ On the stand-in copies are real, and those on a stream of the driver's are made 
 
 import dataclasses
 import gc
+import json
 import os
 import pickle
 import random
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import helper
 
 import memonger
+from memonger.cli.commands import main
 from memonger.errors import SessionError
 from memonger.graph.ahead import PIECE, STRETCHES, stretches
 from memonger.graph.weight_window import COPY
@@ -346,6 +349,18 @@ def test_no_cuda_graph_replays_it(plan: memonger.Plan) -> None:
         assert "(MemcpyFromHost) copies from the host's memory" in session.why_no_cuda_graph
     with pytest.raises(memonger.SessionError, match="can't be used: node 'copy of w"):
         memonger.Session(plan, cuda_graph="on")
+
+
+def test_the_command_says_so(plan: memonger.Plan, tmp_path: Path) -> None:
+    onnx.save(_model(), tmp_path / "model.onnx")
+    command = f"plan {tmp_path / 'model.onnx'} --mode inference --device cuda --level disable --budget {plan.budget}B"
+    run = CliRunner().invoke(main, [*command.split(), "--json"])
+    assert run.exit_code == 0, run.output
+    said = json.loads(run.stdout)["host_weights"]
+    assert said["ahead_bytes"] == plan.ahead_bytes
+    assert said["staging_bytes"] == plan.staging_bytes
+    run = CliRunner().invoke(main, command.split())
+    assert "are copied while the steps before run, through 512 KiB of the host's memory" in " ".join(run.output.split())
 
 
 def test_on_another_device(plan: memonger.Plan) -> None:
