@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from memonger.errors import PlanError
-from memonger.words import did_you_mean
+from memonger.words import check_choice, did_you_mean, listed
 
 SEARCHES = ("heuristic", "exhaustive", "default")
 
@@ -32,8 +32,7 @@ class Cuda:
     deterministic: bool = True
 
     def __post_init__(self) -> None:
-        if self.convolution_search not in SEARCHES:
-            raise PlanError(f"convolution_search={self.convolution_search!r} must be one of {', '.join(SEARCHES)}.")
+        check_choice("convolution_search", self.convolution_search, SEARCHES, PlanError)
         for name in ("max_workspace", "tf32", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} must be True or False, not {getattr(self, name)!r}.")
@@ -146,8 +145,7 @@ def parse_device(text: "str | Device") -> Device:
         return text
     match = _DEVICE.fullmatch(text) if isinstance(text, str) else None
     if match is None or (match.group(2) and not PROVIDERS[match.group(1)].is_numbered):
-        forms = ", ".join(PROVIDERS)
-        numbered = " or ".join(f"{kind}:N" for kind, facts in PROVIDERS.items() if facts.is_numbered)
+        forms = listed([*PROVIDERS, *(f"{kind}:N" for kind, facts in PROVIDERS.items() if facts.is_numbered)], "or")
         near = " Did you mean 'cuda'?" if str(text).lower().startswith("gpu") else did_you_mean(str(text), PROVIDERS)
-        raise PlanError(f"{text!r} is not a device: write {forms} or {numbered}.{near}")
+        raise PlanError(f"{text!r} is not a device: write {forms}.{near}")
     return Device(match.group(1), int(match.group(2) or 0))

@@ -20,7 +20,7 @@ from memonger.plan_file import ROWS
 from memonger.schedule import EFFORT, STRATEGIES
 from memonger.shapes.ranges import MOST_RANGES, DimRange, in_terms_of, own, terms_of
 from memonger.units import MOST_BATCH, MOST_BUDGET, MOST_POINTS, MOST_THREADS, MOST_TRIALS, in_bytes, whole
-from memonger.words import did_you_mean, option
+from memonger.words import check_choice, did_you_mean, listed, option
 
 if TYPE_CHECKING:
     from memonger.autodiff.losses import Loss
@@ -134,10 +134,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for key, kind in _NAMED:
-            value, names = getattr(self, key), get_args(kind)
-            if (value is not None or key in ("order", "weights")) and not (isinstance(value, str) and value in names):
-                listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
-                raise PlanError(f"{key} must be {listed}, not {value!r}.{did_you_mean(str(value), names)}")
+            value = getattr(self, key)
+            if value is not None or key in ("order", "weights"):
+                check_choice(key, value, get_args(kind), PlanError)
         for key, kind, words in _KINDS:
             value = getattr(self, key)
             if isinstance(kind, str):
@@ -278,8 +277,7 @@ class Exclusion:
 
 
 _WITHOUT_BUDGET, _OF_BUDGETS = (
-    " and".join(", ".join(repr(n) for n, one in STRATEGIES.items() if one.takes_budget == takes).rsplit(",", 1))
-    for takes in (False, True)
+    listed(repr(n) for n, one in STRATEGIES.items() if one.takes_budget == takes) for takes in (False, True)
 )
 
 EXCLUSIONS = (

@@ -46,7 +46,7 @@ from memonger.shapes import open_dims
 from memonger.shapes.ranges import DimRange, described
 from memonger.shapes.sizes import SizesError
 from memonger.units import format_size, shown
-from memonger.words import option
+from memonger.words import check_choice, option
 
 if TYPE_CHECKING:
     import networkx
@@ -374,8 +374,20 @@ class Plan(BasePlan, Header):
         was never measured counts as none. Of weights that stay in the plan's file those count that are in memory at
         once (`resident_parameter_bytes`).
         """
-        fixed = self.resident_parameter_bytes + self.input_bytes + self.state_bytes
-        return self.arena_bytes + (self.workspace_bytes or 0) + self.run_time_bytes + fixed
+        return sum(size or 0 for size in self.parts.values())
+
+    @property
+    def parts(self) -> Mapping[str, int | None]:
+        """What `total_bytes` is the sum of, by what takes it; a workspace that was never measured is None."""
+        parts = {
+            "weights and training state" if self.mode == "training" else "weights": self.resident_parameter_bytes,
+            "arena": self.arena_bytes,
+            "workspace": self.workspace_bytes,
+            "sized at run time": self.run_time_bytes,
+            "inputs": self.input_bytes,
+            "state": self.state_bytes,
+        }
+        return {name: size for name, size in parts.items() if size != 0}
 
     @property
     def session_bytes(self) -> int | None:
@@ -475,14 +487,9 @@ class Plan(BasePlan, Header):
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
-        workspace = self.workspace_bytes
         rows = [
             ("total", format_size(self.total_bytes)),
-            ("parameters", format_size(self.parameter_bytes)),
-            ("arena", format_size(self.arena_bytes)),
-            ("workspace", "not measured" if workspace is None else format_size(workspace)),
-            *([("sized at run time", format_size(self.run_time_bytes))] if self.run_time_bytes else []),
-            ("inputs", format_size(self.input_bytes)),
+            *((name, "not measured" if size is None else format_size(size)) for name, size in self.parts.items()),
             ("steps", str(len(self.graph.nodes))),
             *([("in chunks", f"{sum(band.nodes for band in self.chunks)} nodes")] if self.chunks else []),
             *([("stock onnxruntime, expected", format_size(self.stock_bytes))] if self.stock_bytes else []),
@@ -555,8 +562,7 @@ class Plan(BasePlan, Header):
         from memonger.ir.emitter import collecting_later  # with what writes nodes, which no run of a plan needs
         from memonger.runtime.packing import packed_weights, packs_here
 
-        if weights not in ("own", "source"):
-            raise PlanFileError(f"{option('weights', weights)} must be 'own' or 'source'.")
+        check_choice(option("weights"), weights, ("own", "source"), PlanFileError)
         of_session = len(self.state_in_file) + len(self.values_in_file)
         if weights == "source" and self.window is not None and len(self.window.weights) > of_session:
             raise PlanFileError(

@@ -283,6 +283,18 @@ def _to_json(record: Record) -> str:
     return json.dumps(content, separators=(",", ":"))
 
 
+def is_planned(model: ir.Model) -> bool:
+    """Whether a model has a plan in it."""
+    return KEY in model.metadata_props
+
+
+def without_plan(model: ir.Model) -> ir.Model:
+    """A copy of a model without the plan that may be in it; its nodes are as they are."""
+    copy = model.clone()
+    copy.metadata_props.pop(KEY, None)
+    return copy
+
+
 def load(path: Path) -> tuple[ir.Model, Record]:
     """Read a planned file.
 

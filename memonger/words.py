@@ -1,7 +1,7 @@
 """Messages in the words of who asked: ``mode='training'`` in Python, ``--mode training`` on the command line."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -45,6 +45,26 @@ def quoted(names: Iterable[object], most: int | None = None) -> str:
     """Names in a message: ``'a', 'b' ...`` where there are more than ``most``; ``none`` where there is no name."""
     every = [f"'{name}'" for name in names]
     return (", ".join(every[:most]) or "none") + (" ..." if most is not None and len(every) > most else "")
+
+
+def listed(names: Iterable[object], last: str = "and") -> str:
+    """What belongs together: ``a, b and c``. There is one at least."""
+    *rest, end = map(str, names)
+    return f"{', '.join(rest)} {last} {end}" if rest else end
+
+
+def check_choice(name: str, value: object, known: Collection[str], error: type[Exception]) -> None:
+    """Check that a value is one of those that there are.
+
+    Args:
+        name: What the message calls it.
+        value: What was given.
+        known: What there is.
+        error: Raised if it is none of these.
+    """
+    if not (isinstance(value, str) and value in known):
+        near = did_you_mean(str(value), known)
+        raise error(f"{name} must be {listed(map(repr, known), 'or')}, not {value!r}.{near}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -57,6 +57,16 @@ def test_sessions_do_too() -> None:
     assert repr(trainer) == f"<TrainingSession classifier on cpu: 1 step, arena {size}>"
 
 
+def test_the_parts_of_a_total_name_what_takes_something() -> None:
+    plan = memonger.search_plan(chain(), device="none")
+    assert list(plan.parts) == ["weights", "arena", "workspace", "inputs"]
+    assert plan.parts["workspace"] is None
+    assert "not measured" in plan._repr_html_()
+    assert plan.total_bytes == plan.parameter_bytes + plan.arena_bytes + plan.input_bytes
+    trained = training_models.plan()
+    assert next(iter(trained.parts)) == "weights and training state"
+
+
 def test_names_of_strangers_are_escaped_for_people_and_for_html() -> None:
     model = chain()
     model.graph.name = "<b>\x1b[31m"

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli import commands
+from tests.support.command_line import invoke
 
 TABLE = Path(__file__).with_name("wrong_calls.txt")
 
@@ -71,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _told(call: str) -> str:
     """The message of a call; empty if it succeeds."""
     if call.startswith("$ "):
-        result = CliRunner().invoke(commands.main, shlex.split(call)[2:])
+        result = invoke(*shlex.split(call)[2:])
         assert (result.exit_code, "Traceback" in result.output) in ((1, False), (2, False)), call
         last = result.stderr.splitlines()[-1]
         return f"{result.exit_code}: {re.sub('^(memonger|Error): ', '', last)}"

@@ -5,11 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import onnx_ir as ir
 
-from memonger.autodiff import backward, losses, optimizers, training_mode
+from memonger.autodiff import backward, losses, training_mode
 from memonger.autodiff.expand import expand_operators, write_out_bodies
 from memonger.autodiff.kept_casts import keep_smaller
 from memonger.autodiff.mixed_precision import TYPES, precision_of
@@ -23,7 +23,7 @@ from memonger.graph.schedule import put_updates_last
 from memonger.ir import training_roles
 from memonger.ir.emitter import Emitter, collecting_later
 from memonger.ir.model import Model
-from memonger.ir.names import name_nodes
+from memonger.ir.names import name_nodes, named_by
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
 from memonger.ir.training_roles import Training
@@ -31,7 +31,7 @@ from memonger.ir.values import all_values, is_floating
 from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
-from memonger.words import NAME, did_you_mean, either, option, quoted
+from memonger.words import NAME, check_choice, either, option, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ def _differentiate(
     if first is not None and wrt is None:
         wrt = tuple(first.gradients)
     chosen = [str(v.name) for v in parameters.choose(model, wrt, frozen)]
-    _check_patterns(model.name, optimizer, chosen)
+    if optimizer is not None:
+        without_decay = {name: [name] for name in chosen}
+        named_by(without_decay, optimizer.no_decay, f"{model.name}: no_decay", "trained parameter")
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     if loss is not None and (norms := training_mode.inference_norms(copy.ir)):
         logger.warning(
@@ -239,8 +241,7 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
             f"{model.name} {why}. Give the forward model, or for second derivatives one without an optimizer, and no "
             "loss."
         )
-    if accumulate not in ("no", "add", "apply"):
-        raise PlanError(f"accumulate must be 'no', 'add' or 'apply', not {accumulate!r}.")
+    check_choice("accumulate", accumulate, get_args(Accumulate), PlanError)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         given = option("optimizer", optimizer)
         raise PlanError(f"{given} is no optimizer: memonger.SGD(...), Adam(...), AdamW(...) or Lion(...).")
@@ -252,15 +253,6 @@ def _check_options(model: Model, loss: object, optimizer: object, clip_norm: flo
         raise PlanError(f"{model.name}: clip_norm and accumulate='apply' need an optimizer ({needed}).")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise PlanError(f"clip_norm must be a finite number above 0, not {clip_norm}.")
-
-
-def _check_patterns(name: str, optimizer: Optimizer | None, chosen: Sequence[str]) -> None:
-    for pattern in () if optimizer is None else optimizer.no_decay:
-        if not any(optimizers.matches(parameter, [pattern]) for parameter in chosen):
-            raise PlanError(
-                f"{name}: no_decay names '{pattern}', which is no trained parameter; there are {quoted(chosen, 8)}."
-                f"{did_you_mean(pattern, chosen)}"
-            )
 
 
 def _start(

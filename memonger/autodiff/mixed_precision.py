@@ -31,7 +31,7 @@ from memonger.model import forward_model, parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
 from memonger.option_names import Precision
-from memonger.words import did_you_mean
+from memonger.words import check_choice
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,7 @@ def to_mixed_precision(
         PlanError: there is no such precision; the model is differentiated, is of 16 bits in part already, or has no
             product in float32.
     """
-    if precision not in TYPES:
-        near = did_you_mean(str(precision), TYPES)
-        raise PlanError(f"precision must be 'float16' or 'bfloat16', not {precision!r}.{near}")
+    check_choice("precision", precision, TYPES, PlanError)
     model = load(source, batch=batch, dims=dims)
     if model.is_differentiated:
         raise PlanError(f"{model.name} is differentiated: give the forward model.")

@@ -15,15 +15,14 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from memonger.errors import PlanError
 from memonger.ir.model import Model
 from memonger.ir.modules import SCOPES, module_of
-from memonger.ir.names import fresh, matches
+from memonger.ir.names import fresh, named_by
 from memonger.ir.passes import run_passes
 from memonger.ir.values import all_values, is_floating
 from memonger.model import parameters
 from memonger.model.load import Source, load
-from memonger.words import did_you_mean, quoted
+from memonger.words import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -157,14 +156,8 @@ def _use(node: ir.Node, index: int) -> _Use:
 def _chosen(model: Model, shared: Mapping[str, Sequence[_Use]], patterns: Sequence[str] | None) -> list[str]:
     if patterns is None:
         return [name for name in shared if _is_of_modules(model.graph.initializers[name]) and _is_fresh(model, name)]
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    for pattern in patterns:
-        if not any(matches([name], pattern) for name in shared):
-            raise PlanError(
-                f"{model.name}: '{pattern}' names no parameter that is read more than once; there are "
-                f"{quoted(shared, 8)}.{did_you_mean(pattern, shared)}"
-            )
-    return [name for name in shared if any(matches([name], pattern) for pattern in patterns)]
+    named = {name: [name] for name in shared}
+    return named_by(named, patterns, f"{model.name}: patterns", "parameter that is read more than once")
 
 
 def _is_of_modules(value: ir.Value) -> bool:

@@ -26,7 +26,7 @@ from memonger.lowering.device_form import LEVELS
 from memonger.model.kept_state import fullest
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.report.runs import format_seconds
 from memonger.runtime import feeds as feeding
 from memonger.runtime.measure import Measured, MeasuredSession, RunJob, latency, read_arrays, take_turns, write_arrays
@@ -37,7 +37,7 @@ from memonger.runtime.session import Session
 from memonger.runtime.weight_reader import Reading
 from memonger.shapes.ranges import DimRange
 from memonger.units import format_size
-from memonger.words import option
+from memonger.words import listed, option
 
 J = TypeVar("J", bound=RunJob)
 W = TypeVar("W", bound=MeasuredSession)
@@ -196,7 +196,7 @@ def compare(
     with in_turns(MeasuredSession, jobs, folder, runs, "runs", report_progress, settings.warm_up) as workers:
         measured = {name: worker.result() for name, worker in workers.items()}
     sessions = {name: Ran(measured[name], cut(read_arrays(folder / f"{name}.npz"), shapes)) for name in jobs}
-    is_source = KEY not in load_as_is(stock).ir.metadata_props
+    is_source = not is_planned(load_as_is(stock).ir)
     level = jobs["stock"].level
     case = Case(plan, stock, given, device, settings, level, before, is_source=is_source and device.is_host)
     verdict, outputs = judge(case, sessions, report_progress), sessions["planned"].arrays
@@ -284,8 +284,10 @@ def stock_jobs(plan: Plan, job: J, stock: Path, given: feeding.Feeds, folder: Pa
     default = replace(
         job, model=str(stock), outputs=str(folder / "default.npz"), planned=False, weight_bytes=plan.parameter_bytes
     )
+    # Of a planned file the nodes are its kernels already
+    level = "disable" if plan.stamp is None or is_planned(load_as_is(stock).ir) else plan.stamp.level
     same = replace(
-        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=level_of(plan, stock),
+        default, outputs=str(folder / "stock.npz"), cuda=cuda, level=LEVELS[level],
         dims=symbolic_sizes(stock, given, plan.ranges),
     )  # fmt: skip
     return {"stock": same, "default": default}
@@ -359,7 +361,7 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     the plan's own doing.
     """
     source = None if plan.source_file is None else plan.source_file.found(planned.parent)
-    given = model if KEY not in load_as_is(model).ir.metadata_props else source
+    given = source if is_planned(load_as_is(model).ir) else model
     if given is not None:
         read = load_as_is(given)
         names = {str(value.name) for value in read.ir.graph.inputs}
@@ -378,14 +380,6 @@ def stock_model(model: Path, planned: Path, plan: Plan, folder: Path) -> Path:
     return path
 
 
-def level_of(plan: Plan, stock: Path) -> str:
-    """The level at which stock onnxruntime runs the same kernels: a planned file is lowered already."""
-    loaded = load_as_is(stock).ir
-    if plan.stamp is None or KEY in loaded.metadata_props:
-        return LEVELS["disable"]
-    return LEVELS[plan.stamp.level]
-
-
 def _parts(plan: Plan) -> str:
     """What a run takes, in words."""
     need = plan.workspace_bytes
@@ -395,7 +389,7 @@ def _parts(plan: Plan) -> str:
         parts.append(f"{format_size(plan.run_time_bytes)} for values sized at run time")
     if plan.stamp is not None and plan.stamp.cuda is not None:
         parts.append(f"{format_size(plan.input_bytes)} of inputs")
-    return ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    return listed(parts)
 
 
 _NEAR = 0.05

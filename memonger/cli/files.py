@@ -19,7 +19,7 @@ from memonger.ir.names import name_nodes
 from memonger.ir.save import save_model
 from memonger.model.load import load, load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.planner.unplan import unplan as made_without_plan
 from memonger.report import text
 from memonger.report.chunks import CHUNKS_NOTE, chunks_lines, chunks_table
@@ -85,7 +85,7 @@ def unplan(planned: Path, output: Path, as_planned: bool, as_json: bool) -> None
 def _read(model: Path) -> tuple[Model, Plan | None]:
     """A model as it is, and its plan if it has one."""
     read = load_as_is(model)
-    return read, Plan.load(model) if KEY in read.ir.metadata_props else None
+    return read, Plan.load(model) if is_planned(read.ir) else None
 
 
 def _layers(

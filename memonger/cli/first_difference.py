@@ -16,7 +16,7 @@ from memonger.ir.values import dense
 from memonger.lowering.device_form import LEVELS
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import ArenaTensor
@@ -105,7 +105,7 @@ def find(
     Returns: the first that differs; None where none of the values that both have does.
     """
     theirs = load_as_is(stock).ir
-    is_own = KEY in theirs.metadata_props
+    is_own = is_planned(theirs)
     words = OWN if is_own else f"{stock.name} run by stock onnxruntime, nothing optimized"
     if plan.stamp is None:
         return _first(plan, theirs, feeds, device, threads, tolerance.takes, words)

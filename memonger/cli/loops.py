@@ -18,6 +18,7 @@ from memonger.loops.targets import RUNTIMES
 from memonger.serving.package import TensorSpec
 from memonger.serving.triton_config import NAMING, plain_config, text_of
 from memonger.units import format_size
+from memonger.words import listed
 
 
 def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
@@ -91,5 +92,4 @@ def _loops(loops: tuple[Loop, ...]) -> str:
     if not loops:
         why = "where onnxruntime doesn't take twice what they need"
         return f"Nothing runs in a loop: all nodes stand in a branch (If), {why}."
-    parts = [f"{loop.nodes} nodes in {loop.slices} slices" for loop in loops]
-    return f"In loops run {', '.join(parts[:-1])}{' and ' if parts[1:] else ''}{parts[-1]}."
+    return f"In loops run {listed(f'{loop.nodes} nodes in {loop.slices} slices' for loop in loops)}."

@@ -16,7 +16,7 @@ from memonger.files import temporary_folder
 from memonger.ir import training_roles
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.report import runs as tables
 from memonger.report.makeup import makeup
 
@@ -82,7 +82,7 @@ def run(
 def _planned(model: Path, folder: Path, quiet: bool, flags: dict[str, Any]) -> Path:
     """The model itself if it has a plan, else a planned file in the folder."""
     loaded = load_as_is(model).ir
-    if KEY in loaded.metadata_props:
+    if is_planned(loaded):
         refuse_planning_options(model)
         return model
     if training_roles.KEY in loaded.metadata_props:

@@ -150,11 +150,7 @@ def _numbers(losses: list[float]) -> list[float | None]:
 
 def memory_line(plan: Plan, ours: Measured) -> str:
     """The predicted total and what it consists of, beside what was measured."""
-    parts = {
-        "arena": plan.arena_bytes, "workspace": plan.workspace_bytes,
-        "parameters and state": plan.resident_parameter_bytes, "inputs": plan.input_bytes,
-    }  # fmt: skip
-    sizes = (f"{name} {'not measured' if size is None else format_size(size)}" for name, size in parts.items())
+    sizes = (f"{name} {'not measured' if size is None else format_size(size)}" for name, size in plan.parts.items())
     said = f"The plan says {format_size(plan.total_bytes)} in all: {', '.join(sizes)}."
     if ours.peak_bytes is None:
         return said

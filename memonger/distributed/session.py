@@ -24,7 +24,7 @@ from memonger.runtime.executable import Executable
 from memonger.runtime.prepared import Bucket
 from memonger.runtime.trainer import Inputs
 from memonger.training_session import TrainingSession
-from memonger.words import option
+from memonger.words import listed, option
 
 LATEST = "latest.json"
 """The file that says which parts of a state by ranks count."""
@@ -455,9 +455,7 @@ def _part_names(names: Iterable[str], owners: Mapping[str, int], rank: int) -> l
 
 def _ranks(numbers: Sequence[int]) -> str:
     """Ranks in words."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return f"rank{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
 
 
 def _blame(said: Mapping[int, str], size: int, steps: int) -> str:

@@ -5,7 +5,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from memonger.errors import FeedError
 from memonger.feeding.background import Background, Inline, locked, patience
@@ -15,7 +15,7 @@ from memonger.feeding.reading import Reader, Reading
 from memonger.feeding.samples import SampleTensor, filling
 from memonger.feeding.sources import FromLoader, FromReader, Made, Maker, Source
 from memonger.units import MOST_BATCH, format_size
-from memonger.words import quoted
+from memonger.words import check_choice, quoted
 
 Hook = Callable[[dict[str, Any]], Mapping[str, Any]]
 LastBatch = Literal["keep", "drop", "pad"]
@@ -160,8 +160,7 @@ class Feeder:
         for name, hook in zip(("apply_on_input_batch", "apply_on_output_batch"), hooks, strict=True):
             if hook is not None and not callable(hook):
                 raise FeedError(f"{name} must be a function of a dict of arrays, not {hook!r}.")
-        if tensors not in ("numpy", "torch"):
-            raise FeedError(f"tensors must be 'numpy' or 'torch', not {tensors!r}.")
+        check_choice("tensors", tensors, ("numpy", "torch"), FeedError)
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0
         ):
@@ -176,8 +175,7 @@ class Feeder:
         self._is_closed = False
 
     def _new_maker(self, last_batch: str, padding: Mapping[str, Any] | None) -> Maker:
-        if last_batch not in ("keep", "drop", "pad"):
-            raise FeedError(f"last_batch must be 'keep', 'drop' or 'pad', not {last_batch!r}.")
+        check_choice("last_batch", last_batch, get_args(LastBatch), FeedError)
         unknown = [name for name in padding or {} if name not in self.config.samples]
         if unknown or (padding and last_batch != "pad"):
             problem = f"names {quoted(unknown)}" if unknown else "is for last_batch='pad'"

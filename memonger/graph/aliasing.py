@@ -40,6 +40,7 @@ import onnx_ir as ir
 from memonger.ir.operators import RANKS, facts
 from memonger.ir.parts import parts_of
 from memonger.ir.values import dense, input_at, static_shape
+from memonger.words import listed
 
 CPU = "CPUExecutionProvider"
 
@@ -349,7 +350,7 @@ def why_not_appended(old: ir.Value, new: ir.Value, provider: str = CPU) -> str:
     if not front:
         return ""
     return (
-        f"node '{node.name}' (Concat) appends along axis {axis % len(shape)}, behind {' and '.join(front)}, so that "
+        f"node '{node.name}' (Concat) appends along axis {axis % len(shape)}, behind {listed(front)}, so that "
         "new rows come between old ones"
     )
 

@@ -21,7 +21,7 @@ from memonger.ir.names import fresh
 from memonger.ir.operators import BEGIN, MEAN, RANKS, WAIT
 from memonger.ir.training_roles import Training
 from memonger.units import MiB, in_bytes
-from memonger.words import option
+from memonger.words import check_choice, option
 
 LEAST_OPSET = 14
 
@@ -48,8 +48,7 @@ class Buckets:
     def __post_init__(self) -> None:
         for name in ("first", "rest"):
             object.__setattr__(self, name, in_bytes(f"the {name} bucket", getattr(self, name), PlanError))
-        if self.wait not in ("next", "last"):
-            raise PlanError(f"wait must be 'next' or 'last', not {self.wait!r}.")
+        check_choice("wait", self.wait, ("next", "last"), PlanError)
 
 
 def with_collectives(model: ir.Model, graph: Graph, roles: Training | None, buckets: Buckets, name: str) -> None:

@@ -113,19 +113,13 @@ def depth_first(
 
     What a node reads comes as it lists it, or by its place.
     """
-    writer = {value: node for node in nodes for value in node.outputs}
-    order: dict[ir.Node, None] = {}
-    stack = [writer[value] for value in reversed(values) if value in writer]
-    while stack:
-        node = stack[-1]
-        read = [value for value in read_values(node) if value in writer]
-        before = [writer[v] for v in (read if place is None else sorted(read, key=place.__getitem__))]
-        before = [other for other in before if other not in order]
-        if node not in order and before:
-            stack += reversed(before)
-        else:
-            order[stack.pop()] = None
-    return list(order)
+    number = {value: index for index, node in enumerate(nodes) for value in node.outputs}
+    sources = []
+    for node in nodes:
+        read = [value for value in read_values(node) if value in number]
+        sources.append([number[value] for value in (read if place is None else sorted(read, key=place.__getitem__))])
+    ends = [number[value] for value in values if value in number]
+    return [nodes[index] for index in post_order(ends[::-1], [before[::-1] for before in sources])]
 
 
 def default_order(sources: Sources, written: Sequence[int]) -> tuple[int, ...]:

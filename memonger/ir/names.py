@@ -1,17 +1,41 @@
 """Names that nothing else has, and patterns of names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from memonger.errors import PlanError
 from memonger.ir.model import Model
 from memonger.ir.values import all_values, graphs, subgraphs
+from memonger.words import did_you_mean, quoted
 
 
 def matches(names: Iterable[str], pattern: str) -> bool:
     """Whether a pattern is one of the names, or fits one as a glob pattern."""
     return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+
+
+def named_by(named: Mapping[str, Iterable[str]], patterns: str | Sequence[str], who: str, what: str) -> list[str]:
+    """Those of some things that patterns name, in their order.
+
+    Args:
+        named: By its name all that each goes by.
+        patterns: Names or glob patterns; a single one may stand alone.
+        who: Where they were given, for the message of one that names none: ``model: frozen``.
+        what: What they are to name: ``trained parameter``.
+
+    Raises:
+        PlanError: a pattern names none.
+    """
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    for pattern in patterns:
+        if not any(matches(names, pattern) for names in named.values()):
+            raise PlanError(
+                f"{who} names '{pattern}', which is no {what}; there are {quoted(named, 8)}."
+                f"{did_you_mean(pattern, named)}"
+            )
+    return [name for name, names in named.items() if any(matches(names, pattern) for pattern in patterns)]
 
 
 def fresh(base: str, taken: set[str]) -> str:

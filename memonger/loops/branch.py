@@ -7,17 +7,35 @@ nodes stand in a branch of an ``If`` that reads a sequence, an empty one that is
 known when the model is loaded; bodies of loops read it, too. The other branch never runs. A branch writes its results
 where they are to lie: nothing is copied, and nodes and kernels are those that there were.
 
+A value of a shape that comes again later takes the memory of the first one, which onnxruntime keeps until then: of
+layers that are alike the memory of each shape is there in all of them. A branch knows of no other. So within the branch
+the nodes stand in branches again, a stretch of them in each, between which little is alive.
+
 Told the sizes of a batch, onnxruntime makes one node of a product and the sum behind it, which rounds otherwise; of a
 batch that is open it doesn't. So where that is open in the model as it was, it isn't told here: what shapes are told by
 is added to the length of the sequence, which is 0.
 """
 
+import itertools
+from collections.abc import Collection, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from memonger.graph import aliasing
 from memonger.ir.operators import operator_name
-from memonger.ir.values import add_initializer, all_values, graphs, inner_graphs, static_shape
+from memonger.ir.values import (
+    add_initializer,
+    all_values,
+    graphs,
+    inner_graphs,
+    nbytes,
+    read_values,
+    static_shape,
+    subgraphs,
+)
 from memonger.loops.writer import move_constants, settle_constants
+from memonger.tiling.axes import IN_BLOCKS, LARGER, WITHIN
 from memonger.tiling.writer import SliceWriter
 
 _OLDEST_OPSET = 13
@@ -73,17 +91,19 @@ def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> Non
             value.type = value.type or least[value.name].type
 
 
-def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
+def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) -> ir.Model:
     """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
         is_open: Whether onnxruntime is not to know the sizes of the first dimension of inputs, and of slices.
+        stretched: Whether the branch is divided into stretches, where that makes sense.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
     settle_constants(writer)
     writer.drop_unread()
+    stretches = _stretches(list(graph), graph.outputs) if stretched else []
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
     for scan in [node for each in graphs(copy) for node in each if operator_name(node) == "Scan"]:
         body = scan.attributes["body"].as_graph()
@@ -94,39 +114,145 @@ def in_branch(model: ir.Model, is_open: bool = False) -> ir.Model:
         scan.resize_outputs(len(scan.outputs) + 1)
         scan.outputs[-1].name = writer.fresh(f"{scan.name}.lengths")
         scan.outputs[-1].type = ir.TensorType(ir.DataType.INT64)
-    nodes, insides = list(graph), dict[ir.Value, ir.Value]()
-    graph.remove(nodes)
-    for value in [value for value in dict.fromkeys(graph.outputs) if value.producer() is not None]:
-        result = ir.Value(type=value.type, shape=value.shape)
-        graph.outputs[:] = [result if each is value else each for each in graph.outputs]
-        result.name, value.name = value.name, writer.fresh(f"{value.name}.inside")
-        insides[result] = value
-    then = ir.Graph([], list(insides.values()), nodes=nodes, name=writer.fresh("branch.then"))
-    _add_length(writer, then, sequence, "branch.then")
-    other = ir.Graph([], [], nodes=[], name=writer.fresh("branch.else"))
-    count = _add_length(writer, other, sequence, "branch.else")
-    for place, result in enumerate(insides):
-        other.outputs.insert(place, _filled(writer, other, count, result))
-    lengths = ir.Value(name=writer.fresh("branch.lengths"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    graph.append(ir.node("SequenceEmpty", [], outputs=[sequence], name=writer.fresh("branch/SequenceEmpty")))
     number, is_empty = (ir.Value(name=writer.fresh(f"branch.{name}")) for name in ("length", "is_empty"))
-    zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
-    graph.append(ir.node("SequenceLength", [sequence], outputs=[number], name=writer.fresh("branch/SequenceLength")))
-    graph.append(ir.node("Equal", [number, zero], outputs=[is_empty], name=writer.fresh("branch/Equal")))
-    attributes = {"then_branch": then, "else_branch": other}
-    graph.append(ir.node("If", [is_empty], attributes, outputs=[*insides, lengths], name=writer.fresh("branch/If")))
     number.type, is_empty.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
+    zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
+    bodies = [_put(writer, nodes, sequence, is_empty, STRETCH) for nodes in stretches] if len(stretches) > 1 else []
+    branch = _put(writer, list(graph), sequence, is_empty, "branch")
+    made: dict[str, tuple[list[ir.Value], ir.Value]] = {
+        "SequenceEmpty": ([], sequence), "SequenceLength": ([sequence], number), "Equal": ([number, zero], is_empty)
+    }  # fmt: skip
+    for operator, (read, result) in made.items():
+        name = writer.fresh(f"branch/{operator}")
+        graph.insert_before(graph[-1], ir.node(operator, read, outputs=[result], name=name))
     if is_open:
-        _tell_no_sizes(writer, then, number)
-    move_constants(writer, [then])
+        _tell_no_sizes(writer, branch, bodies, number)
+    move_constants(writer, [branch, *bodies])
     return copy
 
 
-_TOLD = ("ConcatFromSequence", "Loop", "Reshape", "Scan")
+STRETCH = "stretch"
+"""What the names of stretches begin with."""
+
+
+def has_stretches(model: ir.Model) -> bool:
+    """Whether a model in a branch has that divided into stretches."""
+    return any(str(graph.name).startswith(STRETCH) for graph in inner_graphs(model.graph))
+
+
+def _put(
+    writer: SliceWriter, nodes: Sequence[ir.Node], sequence: ir.Value, is_empty: ir.Value, name: str
+) -> ir.Graph:  # fmt: skip
+    """Put the first nodes of the model into a branch of an ``If``, which comes behind the others. Returns that."""
+    graph, inside, insides = writer.model.graph, set(nodes), dict[ir.Value, ir.Value]()
+    inside.update(
+        node for outer in nodes for body in subgraphs(outer) for each in (body, *inner_graphs(body)) for node in each
+    )
+    graph.remove(nodes)
+    for value in [value for node in nodes for value in node.outputs]:
+        users = [use for use in value.uses() if use.node not in inside]
+        if users or value in graph.outputs:
+            result = ir.Value(type=value.type, shape=value.shape)
+            graph.outputs[:] = [result if each is value else each for each in graph.outputs]
+            for use in users:
+                use.node.replace_input_with(use.idx, result)
+            result.name, value.name = value.name, writer.fresh(f"{value.name}.inside")
+            insides[result] = value
+    then = ir.Graph([], list(insides.values()), nodes=nodes, name=writer.fresh(f"{name}.then"))
+    _add_length(writer, then, sequence, f"{name}.then")
+    other = ir.Graph([], [], nodes=[], name=writer.fresh(f"{name}.else"))
+    count = _add_length(writer, other, sequence, f"{name}.else")
+    for place, result in enumerate(insides):
+        other.outputs.insert(place, _filled(writer, other, count, result))
+    lengths = ir.Value(name=writer.fresh(f"{name}.lengths"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    attributes = {"then_branch": then, "else_branch": other}
+    graph.append(ir.node("If", [is_empty], attributes, outputs=[*insides, lengths], name=writer.fresh(f"{name}/If")))
+    return then
+
+
+LESS, MUCH = 2, 8
+"""Of what a stretch made there is at its end a half of what there was at its worst step, or less; and less by an eighth
+of what there is at the worst step of the model, or more."""
+
+
+def _stretches(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Sequence[ir.Node]]:
+    """The nodes in stretches, which end where little of what they made is alive: that passes to the next.
+
+    They don't end between nodes that onnxruntime may make one of, or lay out images for (`_may_be_one`, `_can_pass`).
+    """
+    owner, last, steps = dict[ir.Value, ir.Value](), dict[ir.Value, int](), len(nodes)
+    for step, node in enumerate(nodes):
+        for source, target in aliasing.view_pairs(node):
+            if (given := node.inputs[source]) is not None:
+                owner[node.outputs[target]] = owner.get(given, given)
+        last |= {owner.get(value, value): step for value in read_values(node)}
+    last |= {owner.get(value, value): steps for value in outputs}
+    made = [
+        (s, v, nbytes(v) or 0) for s, node in enumerate(nodes) for v in node.outputs if v in last and v not in owner
+    ]
+
+    def alive(begin: int) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes of what is made from a step on: what there is of it within each step, and before it."""
+        within, before = np.zeros((2, steps), np.int64)
+        for step, value, size in made:
+            if step >= begin:
+                within[step : last[value] + 1] += size
+                before[step + 1 : last[value] + 1] += size
+        return within, before
+
+    in_one, step_of = np.zeros(steps, bool), {node: step for step, node in enumerate(nodes)}
+    for step, value in [(step, value) for step, node in enumerate(nodes) for value in node.outputs]:
+        in_one[step + 1 : last.get(owner.get(value, value), step) + 1] |= not _can_pass(value)
+        for user in (user for user in value.consumers() if user in step_of and _may_be_one(nodes[step], user)):
+            in_one[step + 1 : step_of[user] + 1] = True
+    (within, before), ends, lowest = alive(0), [0], 0
+    much = within.max(initial=0) / MUCH
+    for step in range(1, steps):
+        worst = within[ends[-1] : step].max()
+        if not in_one[step] and worst >= max(before[step] + much, LESS * before[step]):
+            lowest = step if lowest <= ends[-1] or before[step] < before[lowest] else lowest
+        if lowest > ends[-1] and within[step] >= before[lowest] + much:
+            ends.append(lowest)
+            within, before = alive(lowest)
+    return [nodes[begin:end] for begin, end in itertools.pairwise([*ends, steps])]
+
+
+def _can_pass(value: ir.Value) -> bool:
+    """Whether a value can pass from one stretch to the next: its size is known, and it is no image in blocks."""
+    producer = value.producer()
+    is_image = len(static_shape(value) or ()) == 4 and producer is not None and producer.op_type in _IN_BLOCKS
+    return value.dtype in _FILLED and static_shape(value) is not None and not is_image
+
+
+_IN_BLOCKS = IN_BLOCKS | LARGER | WITHIN | {"Conv", "MaxPool", "AveragePool"}
+"""Operators that may write channels in blocks, which each stretch would have to lay out anew."""
+
+
+def _may_be_one(node: ir.Node, user: ir.Node) -> bool:
+    """Whether onnxruntime may make one node of two, the second of which reads the first: that may round otherwise."""
+    if node.op_type in _MOVES | _NORMALIZES or user.op_type in _MOVES:
+        return node.op_type == "Transpose" and user.op_type in ("Gemm", "MatMul")
+    return user.op_type in _NORMALIZES or len(node.outputs[0].uses()) == 1
+
+
+_MOVES = frozenset(
+    (
+        "Concat", "Expand", "Identity", "If", "Loop", "Pad", "Reshape", "Scan", "Slice", "Split", "Squeeze",
+        "Tile", "Transpose", "Unsqueeze",
+    )
+)  # fmt: skip
+"""Operators that only move what they read, or run bodies."""
+
+_NORMALIZES = frozenset(
+    ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization", "Softmax")
+)
+"""Operators that onnxruntime makes one with a sum before them, and with nothing behind."""
+
+_TOLD = ("ConcatFromSequence", "If", "Loop", "Reshape", "Scan")
 """Operators whose results keep the other dimensions where the first is not to be known: no inference tells them."""
 
 
-def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> None:
+def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, stretches: Collection[ir.Graph], zero: ir.Value) -> None:
     """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
     inside = [branch, *inner_graphs(branch)]
     reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
@@ -150,12 +276,13 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, zero: ir.Value) -> Non
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
             dims = static_shape(value)
-            if dims and value in kept.union(each.inputs).difference(each.outputs):
+            if dims and value in kept.union(each.inputs).difference(() if each in stretches else each.outputs):
                 made = value.producer()
                 is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
                 # one name means one size: onnxruntime computes in place by names
-                value.shape = ir.Shape([*(f"{each.name}.size{dim}" for dim in dims[:open_dims]), *dims[open_dims:]])
+                size = f"{(branch if each in stretches else each).name}.size"
+                value.shape = ir.Shape([*(f"{size}{dim}" for dim in dims[:open_dims]), *dims[open_dims:]])
             elif dims and not (each is branch and value in each.outputs):
                 value.shape = None
 

@@ -234,7 +234,8 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
     """
     in_turns = in_turns and (job.lowered.model.graph.opset_imports.get("") or 0) >= SEQUENCES_OPSET
     uncut = dict.fromkeys(rounded_rows(job, check) if check is not None else (), ROUNDED)
-    forms = overlapping(job.lowered.model, job.product_seconds, MOVING_SECONDS)
+    rules = row_rules(job.lowered.model, uncut)
+    forms = overlapping(job.lowered.model, rules, job.product_seconds, MOVING_SECONDS)
     known = dict[tuple[Band, frozenset[int]], Band | None]()
 
     def fitted(band: Band, own: Mapping[ir.Node, Slicing]) -> Band | None:
@@ -246,9 +247,7 @@ def in_rows(job: ToSlice, check: SliceCheck | None, in_turns: bool) -> Iterator[
 
     for model, lines in itertools.product(forms, (4, 2)[: 1 + in_turns]):
         own = replace(job, lowered=replace(job.lowered, model=model))
-        search = RowSearch(
-            own, uncut=uncut, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=fitted
-        )
+        search = RowSearch(own, rules, lines=lines, results=2, moving=MOVING_SECONDS, ends=_may_end, fitted=fitted)
         yield from _in_rows(search, is_scan=lines == 4)
 
 

@@ -23,7 +23,7 @@ from memonger.files import write_whole
 from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, in_branch, open_batch
+from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, has_stretches, in_branch, open_batch
 from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
@@ -67,7 +67,10 @@ WORTH = 0.9
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
 
-TURNS, TURN_SECONDS, ALL_SECONDS = (3, 12), 0.3, 24.0
+DIFFER = "outputs differ in their last bits"
+"""Why a candidate isn't taken."""
+
+TURNS, TURN_SECONDS, ALL_SECONDS = (5, 12), 0.3, 24.0
 """Turns of each process, at least and at most, where it isn't clear before on which side of the limit the ratio
 is; about how long one takes, if a run isn't longer; and all of them, beyond the least."""
 
@@ -222,20 +225,26 @@ def shrink(
     limit = (max_overhead + (UNSURE if check else 0.0)) * once
     fast = sorted((c for c in less if c.seconds <= limit), key=_need)
     why = _why_no_loops(search.job, [*axes, *found], less, max_overhead) if not fast else ""
-    found = fast
+    forms = [fast]
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
         as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        found = [replace(each, write=partial(_in_branch, each.write, is_open)) for each in found]
-        found.append(replace(as_it_is, write=partial(_in_branch, as_it_is.write, False)))
-    if not found:
+        forms = [
+            [
+                replace(c, write=partial(_in_branch, c.write, opened and c is not as_it_is, divided))
+                for c in (*fast, as_it_is)
+            ]
+            for opened in sorted({is_open, False}, reverse=True)
+            for divided in (True, False)
+        ]
+    if not forms[0]:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecast = _Forecast(found, shapes, cores)
+    forecasts = [_Forecast(form, shapes, cores) for form in forms]
     if not check:
-        made = _unchecked(forecast, job.source.name)
+        made = _unchecked(forecasts[0], job.source.name)
     else:
         with TemporaryDirectory() as folder:
             progress("compare")
@@ -244,7 +253,7 @@ def shrink(
                 Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
             )
             made = contest.winner(
-                forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
+                forecasts, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
             )
     before = replace(made.before, expected=expected(original, shapes, cores))
     original_model.embed(made.model, original)
@@ -273,13 +282,18 @@ class _Forecast:
         shapes: Of the model's inputs.
         threads: Within a node.
         refused: Why candidates can't be written.
+        last: The last that there was.
     """
 
     left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
     refused: list[str] = field(default_factory=list)
+    last: Candidate = field(init=False)
     _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last = self.left[-1]
 
     def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
@@ -340,8 +354,8 @@ def _in_order(source: Source) -> ir.Model:
     return model
 
 
-def _in_branch(write: Callable[[], ir.Model], is_open: bool) -> ir.Model:
-    return in_branch(write(), is_open)
+def _in_branch(write: Callable[[], ir.Model], is_open: bool, stretched: bool) -> ir.Model:
+    return in_branch(write(), is_open, stretched)
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -386,20 +400,23 @@ class _Contest:
     once: float
     tried: list[str] = field(default_factory=list)
 
-    def winner(self, forecast: _Forecast, nothing: str) -> Shrunk:
+    def winner(self, forecasts: Sequence[_Forecast], nothing: str) -> Shrunk:
         """The first of the candidates that gives the same outputs in less memory and in the time that is allowed.
 
         Args:
-            forecast: Of the candidates, of which the last is tried in any case.
+            forecasts: Of the candidates, of which the last is tried in any case: a form of them after the other, each
+                for where one of the form before gives other outputs. Of two the second has no stretches.
             nothing: What a message begins with where nothing is gained.
         """
+        form = 0
         write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
-        last = forecast.left[-1]
         with self._process_of_the_model(path) as before:
             for number in range(1, TRIED + 1):
+                forecast = forecasts[form]
+                last = forecast.last
                 if number == TRIED and last in forecast.left:
                     forecast.left = [last]
                 best = forecast.best()
@@ -419,12 +436,15 @@ class _Contest:
                 except WorkerError as error:
                     why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
                 self.tried.append(why_not)
-                if pairs is not None and pairs.ratio > pairs.limit:  # what is estimated to be faster comes next
+                following = form + (1 if form % 2 or has_stretches(made) else 2)
+                if why_not == DIFFER and following < len(forecasts):
+                    form = following
+                if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
                     most = candidate.seconds - 0.01 * self.once
                     if candidate.seconds > 0:
                         most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
                     forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
-        self.tried += forecast.refused
+        self.tried += forecasts[form].refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
         raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
 
@@ -474,14 +494,14 @@ class _Contest:
         """Their runs by pairs, if they were timed; and why the second won't do, empty where it does."""
         want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
         if not self.allow_rounding and not _same(want, got):
-            return None, "outputs differ in their last bits"
+            return None, DIFFER
         needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
         if process_memory.is_measurable():  # loaded and running count together
             needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
         if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
             return None, f"a run takes {needs / max(1, needed):.0%} of the memory"
         pairs = in_pairs(after, before, 1 + self.max_overhead + NOISE)
-        return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.ratio > pairs.limit else ""
+        return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.is_too_slow else ""
 
 
 def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> Pairs:

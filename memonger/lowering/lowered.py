@@ -6,23 +6,29 @@ The portable form, here, holds standard operators only and is bound to no machin
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
 
-from memonger.devices import Stamp
+from memonger.devices import Device, Stamp
 from memonger.errors import PlanError
+from memonger.graph.graph import Graph
 from memonger.graph.schedule import put_updates_last
+from memonger.ir import training_roles
 from memonger.ir.marks import forget_composites
 from memonger.ir.model import Model, PassRecord
 from memonger.ir.names import name_nodes
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import remove_unused
+from memonger.ir.training_roles import Training
 from memonger.ir.values import NARROW, graphs
 from memonger.model.bodies import write_loop, write_out
+from memonger.plan import graph_of
 from memonger.plan_records import Spent
 from memonger.shapes.inference import infer_shapes
+from memonger.shapes.ranges import DimRange
 from memonger.words import option
 
 if TYPE_CHECKING:
@@ -67,6 +73,16 @@ class Lowered:
     spent: Spent = field(default_factory=Spent)
     passes: tuple[PassRecord, ...] = ()
     run: "CalibratingRun | None" = None
+
+    @property
+    def roles(self) -> Training | None:
+        """What a training model says of itself; None for any other."""
+        return training_roles.read(self.model, str(self.model.graph.name))
+
+    def graph_on(self, device: Device, ranges: Mapping[str, DimRange] = MappingProxyType({})) -> Graph:
+        """The graph, with what was measured; see `memonger.plan.graph_of`."""
+        measured = self.calibration or Calibration(None, {})
+        return graph_of(self.model, self.roles, measured.seconds, measured.workspace, measured.host, device, ranges)
 
 
 _WITHOUT_KERNEL: Mapping[str, int] = {

@@ -11,7 +11,7 @@ from memonger.errors import LoadError
 from memonger.ir.model import Model
 from memonger.ir.values import tensor_shape
 from memonger.shapes.ranges import DimRange, in_terms_of, sum_of, terms_of
-from memonger.words import FILE, N, again, did_you_mean, option, quoted
+from memonger.words import FILE, N, again, did_you_mean, listed, option, quoted
 
 Dim = int | ir.SymbolicDim
 
@@ -222,11 +222,10 @@ def _check_sizes(name: str, values: Sequence[ir.Value], sizes: Mapping[str, int]
     example = {key: 1 if key.endswith("[0]") else _EXAMPLE for key in missing}
     derived = _sums(values, {**sizes, **{key: size for key, size in example.items() if len(terms_of(key)) < 2}})
     needed = {key: size for key, size in example.items() if key not in derived} or example
-    listed, last = [where for key, where in missing.items() if key in needed][:-1], missing[list(needed)[-1]]
-    which, have, each = (f"{', '.join(listed)} and {last}", "have", "each") if listed else (last, "has", "it")
+    have, each = ("have", "each") if len(needed) > 1 else ("has", "it")
     raise LoadError(
-        f"{name}: {which} {have} no size. Plans need static shapes: give {each} one, for example: "
-        f"{again('dims', needed)}"
+        f"{name}: {listed(missing[key] for key in needed)} {have} no size. Plans need static shapes: give {each} one, "
+        f"for example: {again('dims', needed)}"
     )
 
 

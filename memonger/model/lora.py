@@ -18,14 +18,14 @@ from memonger.ir import training_roles
 from memonger.ir.decoding import decode_metadata
 from memonger.ir.emitter import Emitter
 from memonger.ir.model import Model
-from memonger.ir.names import matches, name_nodes
+from memonger.ir.names import name_nodes, named_by
 from memonger.ir.passes import run_passes
 from memonger.ir.rewrite import Replacer
 from memonger.ir.values import add_initializer, static_shape
 from memonger.model import parameters
 from memonger.model.load import Source, load
 from memonger.model.opset import raise_opset
-from memonger.words import did_you_mean, option, quoted
+from memonger.words import option
 
 KEY = "memonger.lora"
 
@@ -126,7 +126,9 @@ def add_lora(
     copy = run_passes(model.clone(), "differentiate", raise_opset, name_nodes)
     products = _products(copy, trained)
     op, adapters = Emitter(copy.ir), []
-    for name in _chosen(copy, products, [pattern] if isinstance(pattern, str) else pattern):
+    named = {name: [name, *(str(each.node.name) for each in read)] for name, read in products.items()}
+    what = "weight that MatMul or Gemm reads as its right matrix, and nothing else reads"
+    for name in named_by(named, pattern, f"{copy.name}: {option('pattern')}", what):
         weight = copy.graph.initializers[name]
         if rank > min(sides := static_shape(weight) or (0,)):
             raise PlanError(
@@ -168,23 +170,6 @@ def _readers(graph: ir.Graph, weight: ir.Value, *, swapped: bool) -> list[_Produ
         else:
             found.append(None)
     return found
-
-
-def _chosen(model: Model, products: Mapping[str, Sequence[_Product]], patterns: Sequence[str]) -> list[str]:
-    """The weights that patterns name, in the model's order.
-
-    Raises:
-        PlanError: a pattern names none.
-    """
-    names = {name: [name, *(str(each.node.name) for each in read)] for name, read in products.items()}
-    for pattern in patterns:
-        if any(matches(each, pattern) for each in names.values()):
-            continue
-        raise PlanError(
-            f"{model.name}: {option('pattern')} names '{pattern}', which is no weight that MatMul or Gemm reads as its "
-            f"right matrix, and nothing else reads; there are {quoted(names, 8)}.{did_you_mean(pattern, names)}"
-        )
-    return [name for name, each in names.items() if any(matches(each, pattern) for pattern in patterns)]
 
 
 def _add(op: Emitter, adapter: Adapter, weight: ir.Value, rank: int, products: Sequence[_Product], seed: int) -> None:

@@ -16,9 +16,8 @@ from itertools import product
 from memonger.errors import BudgetError
 from memonger.graph.ahead import choose_copies_ahead
 from memonger.graph.weight_window import Read, choose_copies, device_reads, largest_at_once, weight_reads, why_kept
-from memonger.ir import training_roles
 from memonger.ir.save import MAPPED_LIMIT
-from memonger.plan import Plan, graph_of
+from memonger.plan import Plan
 from memonger.planner.ahead import SPARE, copied_ahead
 from memonger.planner.job import Job, decided, finish, may_run_in_chunks, with_search
 from memonger.runtime.packing import packs_here
@@ -273,22 +272,14 @@ def _copied(job: Job, reads: Sequence[Read]) -> Job:
     """The job of a CUDA device with some weights in the host's memory, and nodes that copy them."""
     from memonger.lowering.cuda.from_host import copy_from_host  # here: for a CUDA device alone
 
-    request, measured, model = job.request, job.lowered.calibration, job.lowered.model.clone()
-    assert measured is not None
-    copy_from_host(model, reads)
-    roles = training_roles.read(model, str(model.graph.name))
-    graph = graph_of(model, roles, measured.seconds, measured.workspace, measured.host, job.device, job.ranges)
+    request, lowered = job.request, dataclasses.replace(job.lowered, model=job.lowered.model.clone())
+    copy_from_host(lowered.model, reads)
+    graph = lowered.graph_on(job.device, job.ranges)
     number = {name: node for node, name in enumerate(graph.nodes)}
     moved = {node: number[name] for node, name in enumerate(request.graph.nodes)}
-    request = dataclasses.replace(
-        request, graph=graph, base=request.base - sum(read.nbytes for read in reads),
-        stages={moved[node]: stage for node, stage in request.stages.items()},
-        forced={moved[node]: is_forced for node, is_forced in request.forced.items()},
-        parts=frozenset(moved[node] for node in request.parts),
-    )  # fmt: skip
-    return dataclasses.replace(
-        job, lowered=dataclasses.replace(job.lowered, model=model), request=request, solution=None, has_window=True
-    )
+    request = request.renumbered(graph, moved)
+    request = dataclasses.replace(request, base=request.base - sum(read.nbytes for read in reads))
+    return dataclasses.replace(job, lowered=lowered, request=request, solution=None, has_window=True)
 
 
 def with_window(job: Job, *, any_order: bool = False) -> Job | None:

@@ -3,13 +3,12 @@
 Chunks are chosen by constants of one kind of processor (`memonger.tiling.chunk_times`), so that the same input gives
 the same plan whatever else the machine does. On another processor the constants may be wrong. So the plan that was
 chosen is compared once with the plan without chunks, by pairs of runs (`memonger.runtime.pairs`): it goes only where it
-takes longer than was allowed, and `NOISE` on top. Where threads wait for a processor most of the time, as others are
-running, nothing is measured, and the plan is that of the constants. For how long threads could have run and had to wait
-is what Linux says of each (``/proc/self/task/*/schedstat``).
+clearly takes longer than was allowed, and `NOISE` on top. Where threads wait for a processor most of the time, as
+others are running, nothing is measured, and the plan is that of the constants. For how long threads could have run and
+had to wait is what Linux says of each (``/proc/self/task/*/schedstat``).
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,21 +29,19 @@ NOISE = 0.03
 BUSY = 0.5
 """Seconds of waiting for a processor in one second of runs above which nothing is measured, as others are running."""
 
-MOST_PAIRS = 60
-"""Pairs of runs at most, where it isn't clear before."""
+FEWEST_PAIRS, MOST_PAIRS = 5, 60
+"""Pairs of runs at most, where it isn't clear before: as few where runs are long, and as many where they are short."""
 
-TOGETHER = 6.0
-"""Seconds that all runs of two plans may take, about; one of each kind is timed however long it takes."""
+TOGETHER = 10.0
+"""Seconds that all runs of two plans may take, about, beyond the fewest."""
 
 PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
 """Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well,
-and those without chunks are run once for all plans; and the longest would take too much time."""
-
-LONG_PAIRS = 2
-"""Pairs of long runs at most. A phase of the machine is shorter than they are: that both are slow by chance is rare."""
+and one pair that is fast enough is enough, as phases of the machine are shorter; the longest would take too much time.
+"""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -72,13 +69,12 @@ class ChunkTimer:
     def __init__(self, whole: Plan, seconds: float, limit: float, inputs: feeding.Feeds | None) -> None:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
-        self._without_runs = list[tuple[float, float]]()
-        self._most = min(max(int(TOGETHER / (2 * seconds)), 1), MOST_PAIRS)
+        self._most = min(max(int(TOGETHER / (2 * seconds)), FEWEST_PAIRS), MOST_PAIRS)
 
-    def ratio(self, chunked: Plan) -> float | None:
-        """The time of a run in chunks over that of one without them, the median of pairs.
+    def pairs(self, chunked: Plan) -> Pairs | None:
+        """Runs in chunks beside runs without them.
 
-        Returns: None where it isn't measured: it can't be (`can_be_timed`), or others are running on the machine.
+        Returns: None where nothing is measured: it can't be (`can_be_timed`), or others are running on the machine.
         """
         if not can_be_timed(self._seconds, self._whole.parameter_bytes):
             return None
@@ -89,29 +85,16 @@ class ChunkTimer:
                 if not is_long and _waited_too_long(_timed(self._without), _timed(self._without)):
                     return None  # nothing is gained by loading the other one
             with_chunks = _runner(chunked, self._inputs)
-            if is_long:
-                return self._of_few(with_chunks, self._without)
-            with_chunks()
-            return self._median(with_chunks, self._without)
+            if not is_long:
+                with_chunks()
+            return self._compared(with_chunks, self._without, is_long)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
-    def _of_few(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
-        """The lower of two pairs of long runs, of which the second is run only if the first is above the limit."""
-        ratio = math.inf
-        for number in range(LONG_PAIRS):
-            run = _timed(with_chunks)
-            if number == len(self._without_runs):
-                self._without_runs.append(_timed(without))
-            if _waited_too_long(run, self._without_runs[number]):
-                return None
-            ratio = min(ratio, run[0] / self._without_runs[number][0])
-            if ratio <= self._limit:
-                break
-        return ratio
-
-    def _median(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> float | None:
-        """Of pairs of runs; None where others are running on the machine."""
+    def _compared(
+        self, with_chunks: Callable[[], object], without: Callable[[], object], is_long: bool
+    ) -> Pairs | None:
+        """Pairs of runs; None where others are running on the machine."""
         pairs = Pairs(self._limit)
         while len(pairs.ratios) < self._most and not pairs.is_clear:
             first, second = (with_chunks, without)[:: -1 if len(pairs.ratios) % 2 else 1]
@@ -119,7 +102,9 @@ class ChunkTimer:
             if _waited_too_long(*runs.values()):
                 return None
             pairs.add(runs[with_chunks][0], runs[without][0])
-        return pairs.ratio
+            if is_long and pairs.ratios[-1] <= self._limit:
+                break
+        return pairs
 
 
 def _waited_too_long(*runs: tuple[float, float]) -> bool:

@@ -19,7 +19,6 @@ import onnx_ir as ir
 from memonger.errors import BudgetError, LoadError, PlanError
 from memonger.graph import schedule
 from memonger.graph.liveness import assign_storage, needed_bytes
-from memonger.ir import training_roles
 from memonger.ir.emitter import collecting_later
 from memonger.ir.model import Model
 from memonger.ir.values import required_inputs
@@ -427,8 +426,7 @@ class _SizeSearch:
         else:
             assert complaint is not None
             raise complaint
-        roles = training_roles.read(job.lowered.model, job.source.name)
-        weights = parameter_bytes(job.lowered.model, roles, job.device)
+        weights = parameter_bytes(job.lowered.model, job.lowered.roles, job.device)
         is_mapped = self.options.weights == "mapped"
         self.may_have_window = (self.options.budget is not None or is_mapped) and with_window(job) is not None
         if self.may_have_window and (weights > self.memory or is_mapped):

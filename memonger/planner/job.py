@@ -14,7 +14,6 @@ from memonger.errors import BudgetError, PlanError
 from memonger.graph import schedule
 from memonger.graph.liveness import ALIGNMENT
 from memonger.graph.weight_window import choose_window, least_bytes, weight_reads
-from memonger.ir import training_roles
 from memonger.ir.model import Model
 from memonger.ir.save import MAPPED_LIMIT
 from memonger.lowering.lowered import Lowered
@@ -195,8 +194,7 @@ def _explained(job: Job, error: BudgetError) -> BudgetError:
     if job.device.facts.is_portable and weights >= max(MAPPED_LIMIT, error.smallest // 2):
         hint += f" With {option('device', 'cpu')} weights may stay in the plan's file."
     dims = list(job.options.dims or ())
-    roles = training_roles.read(job.lowered.model, job.source.name)
-    fed = input_bytes(job.lowered.model, roles)
+    fed = input_bytes(job.lowered.model, job.lowered.roles)
     if job.mode == "training":
         parts = f"parameters, with what training keeps of them, {format_size(job.request.base - fed)}"
         hint += (

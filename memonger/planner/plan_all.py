@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import os
 import re
 import time
@@ -22,11 +23,11 @@ from memonger.ir.model import Model
 from memonger.ir.save import as_proto
 from memonger.model.load import Source, load_as_is
 from memonger.option_names import Engine
-from memonger.options import Keywords, Options, Progress, combine, takes_options
+from memonger.options import Keywords, Options, combine, takes_options
 from memonger.planner import cache
 from memonger.planner.search_plan import search_plan
 from memonger.units import MOST_THREADS, in_bytes, whole
-from memonger.words import did_you_mean, either, on_the_command_line, option
+from memonger.words import check_choice, either, on_the_command_line, option
 
 SUFFIX = ".planned.onnx"
 
@@ -98,34 +99,9 @@ class _Task:
 
 Numbered = tuple[int, Row]
 Run = Callable[[Sequence[_Task]], Iterator[Numbered]]
+Rows = Callable[[Sequence[_Task]], list[Row]]
 Budget = tuple[str, float | None, int | None]
 """As it was asked for, as a fraction, and in bytes; one of those two is None."""
-
-
-@dataclass(slots=True)
-class _Running:
-    """Tasks that are run in parts.
-
-    Attributes:
-        run: What runs them.
-        report_progress: Who is told of each that is done.
-        total: How many there are in all.
-        done: How many are done.
-    """
-
-    run: Run
-    report_progress: Progress | None
-    total: int
-    done: int = 0
-
-    def rows(self, tasks: Sequence[_Task]) -> list[Row]:
-        """Their rows, in their order."""
-        found = dict[int, Row]()
-        for number, row in self.run(tasks):
-            found[number], self.done = row, self.done + 1
-            if self.report_progress is not None:
-                self.report_progress(f"{self.done} of {self.total}: {row.name}")
-        return [found[number] for number in range(len(tasks))]
 
 
 @takes_options()
@@ -186,12 +162,22 @@ def plan_all(
     ]
     tasks = [_task(*one, setting, train_mode) for one in sources.items() for setting in settings]
     shares = any(share is not None for _, share, _ in sizes.values())
-    work = _Running(run, chosen.progress, len(tasks) * (len(sizes) or 1) + len(tasks) * shares)
+    numbers, total = itertools.count(1), len(tasks) * (len(sizes) or 1) + len(tasks) * shares
+
+    def rows_of(some: Sequence[_Task]) -> list[Row]:
+        """Their rows, in their order; who asked is told of each that is done."""
+        found = dict[int, Row]()
+        for number, row in run(some):
+            found[number] = row
+            if chosen.progress is not None:
+                chosen.progress(f"{next(numbers)} of {total}: {row.name}")
+        return [found[number] for number in range(len(some))]
+
     if output is None:
-        return tuple(work.rows(_with_budgets(work, tasks, sizes.values())))
+        return tuple(rows_of(_with_budgets(rows_of, tasks, sizes.values())))
     check_outside([Path(one) for one in read.values() if isinstance(one, str | Path)], Path(output))
     with new_folder(Path(output), force) as folder:
-        rows = work.rows(_with_files(_with_budgets(work, tasks, sizes.values()), folder))
+        rows = rows_of(_with_files(_with_budgets(rows_of, tasks, sizes.values()), folder))
         rows = [dataclasses.replace(row, file=row.file and row.file.relative_to(folder)) for row in rows]
         add_json(folder / SETTINGS, {"plans": [row_record(row) for row in rows]})
     return tuple(dataclasses.replace(row, file=row.file and Path(output) / row.file) for row in rows)
@@ -267,7 +253,7 @@ def _task(name: str, source: Any, options: Options, train_mode: bool) -> _Task:
     return _Task(row, source, options, train_mode, None, kept, either("", "flags") == "flags")
 
 
-def _with_budgets(work: _Running, tasks: Sequence[_Task], budgets: Collection[Budget]) -> list[_Task]:
+def _with_budgets(rows_of: Rows, tasks: Sequence[_Task], budgets: Collection[Budget]) -> list[_Task]:
     """Each task with every budget. Where one is a percentage, all are planned first with nothing recomputed."""
     if not budgets:
         return list(tasks)
@@ -275,7 +261,7 @@ def _with_budgets(work: _Running, tasks: Sequence[_Task], budgets: Collection[Bu
     if any(share is not None for _, share, _ in budgets):
         nothing: Any = {"strategy": "none", "mirror": (), "chunks": "off", "budget": None}
         plain = [dataclasses.replace(task.options, **nothing) for task in tasks]
-        whole = work.rows([dataclasses.replace(task, options=one) for task, one in zip(tasks, plain, strict=True)])
+        whole = rows_of([dataclasses.replace(task, options=one) for task, one in zip(tasks, plain, strict=True)])
     return [_budgeted(task, row, *budget) for task, row in zip(tasks, whole, strict=True) for budget in budgets]
 
 
@@ -312,10 +298,7 @@ def _run_by(engine: Engine, jobs: int | None) -> Run:
         PlanError: there is no such engine, or it can't do so many at a time.
         RuntimeUnavailableError: it isn't installed.
     """
-    names = get_args(Engine)
-    if engine not in names:
-        near = did_you_mean(str(engine), names)
-        raise PlanError(f"engine must be {' or '.join(map(repr, names))}, not {engine!r}.{near}")
+    check_choice("engine", engine, get_args(Engine), PlanError)
     jobs = None if jobs is None else whole("jobs", jobs, 1, MOST_THREADS, PlanError)
     if engine == "joblib" and jobs in (None, 1):
         return _here

@@ -648,9 +648,9 @@ def _within_overhead(job: Job, made: Job, plan: Plan, begin: float) -> Plan:
                 break
             plan = finish(made, solution, begin)
         report_progress("compare")
-        ratio = timer.ratio(plan)
-        spent.ratio = ratio if ratio is not None else spent.ratio
-        if ratio is None or ratio <= limit:
+        pairs = timer.pairs(plan)
+        spent.ratio = spent.ratio if pairs is None else pairs.ratio
+        if pairs is None or not pairs.is_too_slow:
             return dataclasses.replace(plan, planning_seconds=time.perf_counter() - begin)
     given = option("max_overhead", options.max_overhead)
     said = f"nothing runs in chunks: they were measured to take longer than {given} allows."

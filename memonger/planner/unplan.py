@@ -10,7 +10,7 @@ from memonger.ir.save import read_in
 from memonger.model import forward_model, original_model
 from memonger.model.load import load_as_is
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned, without_plan
 from memonger.words import option
 
 
@@ -62,8 +62,7 @@ def unplan(plan: Plan | str | Path, *, as_planned: bool = False) -> Model:
                 f"plan, for that runtime and machine; plans made with {option('device', 'none')} can be undone."
             )
     # A copy without plan and recomputed copies: who reads a copy reads what it is a copy of
-    model = plan.open_model.clone()
-    model.metadata_props.pop(KEY, None)
+    model = without_plan(plan.open_model)
     if training_roles.KEY not in model.metadata_props:
         marks.forget_parts(model)
     drop_copies(model)
@@ -78,5 +77,5 @@ def _original(path: Path) -> Model | None:
         read = load_as_is(path)
     except LoadError:
         return None  # what is wrong with it is said where it is read as a plan
-    original = None if KEY in read.ir.metadata_props else original_model.extract(read.ir, str(path))
+    original = None if is_planned(read.ir) else original_model.extract(read.ir, str(path))
     return None if original is None else Model(original, str(path), foreign=True)

@@ -20,10 +20,9 @@ import numpy as np
 from memonger.devices import Device
 from memonger.graph.graph import Graph
 from memonger.graph.weight_window import largest_at_once, weight_reads
-from memonger.ir import training_roles
 from memonger.ir.marks import IN_FILE
 from memonger.lowering.lowered import Lowered
-from memonger.plan import Plan, graph_of
+from memonger.plan import Plan
 from memonger.runtime import disk
 from memonger.schedule import Request
 from memonger.units import MiB, format_size
@@ -113,13 +112,11 @@ _APART = {"inplace"}
 
 def marked(lowered: Lowered, request: Request, device: Device, nodes: Collection[str]) -> tuple[Lowered, Request]:
     """The step with outputs of some nodes in a file, and what is asked of it: room for what is in memory of them."""
-    lowered, measured = dataclasses.replace(lowered, model=lowered.model.clone()), lowered.calibration
-    assert measured is not None
+    lowered = dataclasses.replace(lowered, model=lowered.model.clone())
     for node in lowered.model.graph:
         if node.name in nodes:
             node.metadata_props[IN_FILE] = "1"
-    roles = training_roles.read(lowered.model, str(lowered.model.graph.name))
-    graph = graph_of(lowered.model, roles, measured.seconds, measured.workspace, measured.host, device)
+    graph = lowered.graph_on(device)
     made = [read for read in weight_reads(lowered.model, graph) if read.made]
     window = max(largest_at_once(made), sum(sorted(read.resident for read in made)[-2:]))
     return lowered, dataclasses.replace(request, graph=graph, base=request.base + window)

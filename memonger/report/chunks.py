@@ -10,6 +10,7 @@ from memonger.ir.marks import CHUNK, STRIP, WINDOW
 from memonger.plan import Plan
 from memonger.plan_file import ROWS, ChunkedBand
 from memonger.units import format_size
+from memonger.words import listed
 
 
 def chunk_records(plan: Plan) -> list[dict[str, Any]]:
@@ -66,11 +67,7 @@ def _slices(bands: Sequence[ChunkedBand]) -> str:
         counts = [count for band in bands for count in band.slices]
         return f"{parts}{min(counts)} to {max(counts)} slices"
     first, *others = map(str, bands[0].slices)
-    then = (
-        f", then {', '.join(others[:-1])} and {others[-1]}"
-        if len(others) > 1
-        else "".join(f", then {one}" for one in others)
-    )
+    then = f", then {listed(others)}" if others else ""
     return f"{parts}{first}{then} slices"
 
 

@@ -25,7 +25,7 @@ from memonger.plan import BasePlan, GraphPlan, Plan
 from memonger.planner.search_plan import prepare
 from memonger.report.memory_count import planned_file
 from memonger.units import format_size, shown
-from memonger.words import did_you_mean
+from memonger.words import check_choice, did_you_mean
 
 ColorBy = Literal["address", "storage"]
 Attributes = Mapping[str, object]
@@ -103,8 +103,7 @@ class DrawingSettings:
             raise PlanError(f"max_nodes must be a whole number from 1, not {self.max_nodes!r}.")
         if type(self.depth) is not int or self.depth < 0:
             raise PlanError(f"depth must be a whole number from 0, not {self.depth!r}.")
-        if self.color_by not in get_args(ColorBy):
-            raise PlanError(f"color_by must be 'address' or 'storage', not {self.color_by!r}.")
+        check_choice("color_by", self.color_by, get_args(ColorBy), PlanError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,14 +53,7 @@ def fit_lines(fit: Fit, model: str) -> Iterator[str]:
             f"{fit.vary} {fit.size} fits {memory} ({plan.mode}, {where}): {format_size(plan.total_bytes)} in all, "
             + (f"{plan.overhead:+.1%} extra cost." if plan.recomputed else "nothing is recomputed.")
         )
-        parts = {
-            "weights" if plan.training is None else "weights and state": plan.resident_parameter_bytes,
-            "arena": plan.arena_bytes,
-            "workspace": plan.workspace_bytes or 0,
-            "sized at run time": plan.run_time_bytes,
-            "inputs": plan.input_bytes,
-        }
-        yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in parts.items() if size)
+        yield "  " + " + ".join(f"{name} {format_size(size)}" for name, size in plan.parts.items() if size)
         yield from window_line(weight_figures(plan))
         yield from chunks_lines(plan)
     if fit.is_stopped:

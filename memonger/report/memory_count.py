@@ -15,14 +15,13 @@ from memonger.devices import Device, parse_device
 from memonger.errors import LoadError
 from memonger.graph.graph import Graph
 from memonger.graph.liveness import run_time_bytes, worst_step
-from memonger.ir import training_roles
 from memonger.ir.model import Model
 from memonger.ir.training_roles import Training
 from memonger.ir.values import nbytes
 from memonger.model.load import Source, load_as_is
 from memonger.options import Keywords, Options, combine, takes_options
 from memonger.plan import BasePlan, GraphPlan, Plan, input_bytes, parameter_bytes
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.planner.search_plan import prepare
 from memonger.schedule.on_demand import forward_pass
 
@@ -149,11 +148,10 @@ def count_memory(
     if isinstance(loaded, BasePlan):
         return count_plan(loaded)
     job = prepare(loaded, combine(options, keywords))
-    model, graph = job.lowered.model, job.request.graph
-    roles = training_roles.read(model, str(model.graph.name))
+    graph, roles = job.request.graph, job.lowered.roles
     measured = job.lowered.calibration
     held = 0 if measured is None else run_time_bytes(graph, measured.run_time)
-    beside = _persistent(model, roles, job.device)
+    beside = _persistent(job.lowered.model, roles, job.device)
     rest = replace(beside, workspace=max(graph.workspace, default=0) or None, run_time=held)
     return MemoryCount(_before(graph, value_kinds(graph, roles), rest))
 
@@ -161,10 +159,10 @@ def count_memory(
 def planned_file(path: str | Path) -> Plan | str | Path:
     """The plan in a file; the path itself where it holds none."""
     try:
-        is_planned = KEY in load_as_is(path).ir.metadata_props
+        has_plan = is_planned(load_as_is(path).ir)
     except LoadError:
-        is_planned = False  # loading it says what is wrong
-    return Plan.load(path, check_weights=False) if is_planned else path
+        has_plan = False  # loading it says what is wrong
+    return Plan.load(path, check_weights=False) if has_plan else path
 
 
 def count_plan(plan: BasePlan) -> MemoryCount:

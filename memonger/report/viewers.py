@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from memonger.ir.marks import AGAIN
-from memonger.plan_file import KEY
+from memonger.plan_file import without_plan
 from memonger.report.view import KINDS, MOST_OTHERS, Rectangle, View
 
 Event = dict[str, Any]
@@ -98,8 +98,7 @@ def annotated(view: View) -> ir.Model:
     Keys begin with ``memonger.``. A node has ``step``, ``recomputed``, ``workspace_bytes``, ``module``; a value of the
     arena ``offset``, ``bytes``, ``steps``, ``kind``, and ``shared_with`` where others lie at the same place.
     """
-    model = view.plan.model.clone()
-    model.metadata_props.pop(KEY, None)
+    model = without_plan(view.plan.model)
     model.ir_version = max(model.ir_version or 0, IR_VERSION)
     lies = {name: each for each in view.arena for name in (each.name, *each.others)}
     for number, (node, step) in enumerate(zip(model.graph, view.steps, strict=True)):

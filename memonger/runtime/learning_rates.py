@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memonger.errors import SessionError
+from memonger.words import check_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,7 @@ class Schedule:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.decay not in ("cosine", "linear", "steps", "none"):
-            raise SessionError(f"decay must be 'cosine', 'linear', 'steps' or 'none', not {self.decay!r}.")
+        check_choice("decay", self.decay, ("cosine", "linear", "steps", "none"), SessionError)
         if not (type(self.steps) is int and self.steps >= 1 and type(self.warmup) is int and self.warmup >= 0):
             raise SessionError(f"steps must be at least 1 and warmup at least 0, not {self.steps!r}, {self.warmup!r}.")
         if not all(0 <= number < math.inf for number in (self.lr, self.end, self.factor)):

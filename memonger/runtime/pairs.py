@@ -1,17 +1,19 @@
 """Whether runs of one contestant take longer than they may beside another's, told by pairs that follow each other.
 
 A machine that others use, too, has fast and slow phases that last for some runs, and the fastest runs of two
-contestants need not be of like phases. Two runs that follow each other are, nearly always. So the median of their
-ratios is what counts, and a sign test says when enough pairs were run: as soon as chance alone would hardly put so many
-of them on one side of the limit.
+contestants need not be of like phases. Two runs that follow each other are, nearly always: so their ratio counts. But
+one of several is off by a tenth and more, and the median of a few likewise (two equal sessions: 0.97 to 1.06). Who is
+compared was estimated to be fast enough, and that is evidence, too. So a sign test decides, and asks for more where it
+is to overrule the estimate: what chance alone may have done doesn't.
 """
 
 import math
 import statistics
 from dataclasses import dataclass, field
 
-CHANCE = 0.01
-"""What chance may be left that the median lies on the other side: seven pairs at least, if all are on one side."""
+FAST, SLOW = 0.13, 0.04
+"""How likely chance alone may put so many pairs on one side of the limit, where they say that the first contestant is
+fast enough, as three of three do, and where they say that it is too slow, as five of five, or nine of eleven."""
 
 
 @dataclass(slots=True)
@@ -37,8 +39,19 @@ class Pairs:
 
     @property
     def is_clear(self) -> bool:
-        """Whether more pairs would hardly move the median to the other side of the limit."""
+        """Whether no more pairs are needed."""
+        return self.is_too_slow or self._chance(len(self.ratios) - self._above) <= FAST
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether the first contestant takes longer than it may, and not by chance."""
+        return self._chance(self._above) <= SLOW
+
+    @property
+    def _above(self) -> int:
+        return sum(ratio > self.limit for ratio in self.ratios)
+
+    def _chance(self, side: int) -> float:
+        """How likely at least so many of the pairs lie on one side of the limit if either is as likely."""
         count = len(self.ratios)
-        above = sum(ratio > self.limit for ratio in self.ratios)
-        fewer = min(above, count - above)
-        return bool(sum(math.comb(count, number) for number in range(fewer + 1)) <= CHANCE * 2**count)
+        return math.fsum(math.comb(count, number) for number in range(side, count + 1)) / float(2**count)

@@ -20,7 +20,7 @@ from memonger.runtime.prepare_apart import prepared_for
 from memonger.runtime.prepared import SessionRequest
 from memonger.runtime.weight_reader import WeightReader
 from memonger.units import format_size, shown
-from memonger.words import option
+from memonger.words import check_choice, option
 
 if TYPE_CHECKING:
     from memonger.plan import Plan
@@ -96,7 +96,7 @@ class Session:
                 f"threads={threads!r} must be 'lock' or 'arena', which say how threads share a session; "
                 "intra_op_threads is the number of threads within a node."
             )
-        check_graphs(cuda_graph)
+        check_choice("cuda_graph", cuda_graph, GRAPHS, SessionError)
         kept = dict(state) if isinstance(state, Mapping) else state
         prepared, groups = prepared_for(
             plan, SessionRequest(device, check_weights, check_order, kept, has_arenas=threads == "arena", pads=pad)
@@ -268,13 +268,3 @@ class Session:
     def _all_contexts(self) -> list[ExecutionContext]:
         with self._making:
             return list(self._contexts)
-
-
-def check_graphs(choice: str) -> None:
-    """Check that a way to use CUDA graphs is one of `memonger.devices.GRAPHS`.
-
-    Raises:
-        SessionError: it isn't.
-    """
-    if choice not in GRAPHS:
-        raise SessionError(f"cuda_graph={choice!r} must be one of {', '.join(map(repr, GRAPHS))}.")

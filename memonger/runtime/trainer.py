@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import onnx_ir as ir
 
-from memonger.devices import Device
+from memonger.devices import GRAPHS, Device
 from memonger.errors import SessionError
 from memonger.files import ScratchFolder
 from memonger.ir.training_roles import Training
@@ -26,13 +26,12 @@ from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Exchange, Executable, LoadedPlan, limit_of_program
 from memonger.runtime.interrupts import interrupts_later
 from memonger.runtime.prepared import Bucket, CutPlan, Input
-from memonger.runtime.session import check_graphs
 from memonger.runtime.state import LossScale
 from memonger.runtime.store import Store
 from memonger.runtime.training_plans import TrainingPlans, read_plans, with_parts
 from memonger.runtime.weight_reader import WeightReader
 from memonger.units import format_size, shown
-from memonger.words import quoted
+from memonger.words import check_choice, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Trainer:
         cuda_graph: str = "auto",
         state_folder: str | Path | None = None,
     ) -> None:
-        check_graphs(cuda_graph)
+        check_choice("cuda_graph", cuda_graph, GRAPHS, SessionError)
         self.random_key, self.steps, self.skipped_steps = _checked_key(random_key), 0, 0
         self.schedule: Callable[[int], float] | None = None
         self._others: list[Executable] = []  # of other plans, which run in the same arena between steps

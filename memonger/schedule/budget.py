@@ -8,7 +8,7 @@ strategy ``budget`` takes what they need as they are. `memonger.schedule.recompu
 
 import math
 import time
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
@@ -194,16 +194,21 @@ class BudgetSearch:
         return [*segmented, swept.schedule, cheap_groups(self.staged.reduced)]
 
 
-def within_budget(request: Request) -> Outcome:
+def within_budget(request: Request, needed: Callable[[Sequence[int]], int] | None = None) -> Outcome:
     """The cheapest schedule found within the budget of the request.
+
+    Args:
+        request: What is planned.
+        needed: Bytes at the worst step of a schedule, where that isn't `Request.needed`.
 
     Raises:
         BudgetError: no schedule within the budget was found.
     """
     budget, search = request.required_budget(), BudgetSearch(request)
+    bytes_of = needed or request.needed
 
     def as_it_is(outcome: Outcome) -> Allocated[Outcome]:
-        return Allocated(request.needed(outcome.schedule), request.cost(outcome.schedule), outcome)
+        return Allocated(bytes_of(outcome.schedule), request.cost(outcome.schedule), outcome)
 
     found = cheapest_within(
         budget,
@@ -211,8 +216,9 @@ def within_budget(request: Request) -> Outcome:
         as_it_is,
     )
     if found is None:
-        _, (smallest, *_) = search.within(0)
-        raise BudgetError(budget, request.needed(smallest.schedule), search.staged.problem.lower_bound)
+        _, smallest = search.within(0)
+        least = min(bytes_of(each.schedule) for each in smallest)
+        raise BudgetError(budget, least, search.staged.problem.lower_bound)
     return found.item
 
 

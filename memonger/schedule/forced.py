@@ -45,10 +45,8 @@ def with_marked_again(request: Request) -> tuple[Request, tuple[int, ...]]:
     again = schedule_graph(request.graph, schedule)
     is_first = (first[node] == step for step, node in enumerate(schedule))
     again = replace(again, forward=tuple(map(all, zip(again.forward, is_first, strict=True))))
-    forced = {first[node]: recomputed for node, recomputed in request.forced.items() if not recomputed}
-    stages = {first[node]: stage for node, stage in request.stages.items()}
-    parts = frozenset(first[node] for node in request.parts if node in first) & forced.keys()
-    return replace(request, graph=again, forced=forced, stages=stages, parts=parts), schedule
+    kept = {node: recomputed for node, recomputed in request.forced.items() if not recomputed}
+    return replace(request, forced=kept, parts=request.parts & kept.keys()).renumbered(again, first), schedule
 
 
 def _marked(request: Request) -> tuple[Graph, Sequence[int], Sequence[int]]:

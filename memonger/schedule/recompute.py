@@ -79,14 +79,7 @@ def order_for_least(request: Request, names: Sequence[str]) -> tuple[Request, tu
             best = needed, schedule, graph
     assert best is not None
     _, schedule, graph = best
-    step_of = {node: step for step, node in enumerate(schedule)}
-    return dataclasses.replace(
-        request,
-        graph=graph,
-        stages={step_of[node]: stage for node, stage in request.stages.items()},
-        forced={step_of[node]: forced for node, forced in request.forced.items()},
-        parts=frozenset(step_of[node] for node in request.parts),
-    ), schedule
+    return request.renumbered(graph, {node: step for step, node in enumerate(schedule)}), schedule
 
 
 class Budgets:

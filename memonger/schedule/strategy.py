@@ -5,7 +5,7 @@ To add a strategy, write a file with its function, and add its `Strategy` record
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -99,6 +99,16 @@ class Request:
                 if source >= 0 and not forced.get(source, False):
                     kept.add(source)
         return sorted(kept)
+
+    def renumbered(self, graph: Graph, number: Mapping[int, int]) -> "Request":
+        """The request of a graph in which nodes have these numbers, with all that it says of them."""
+        return replace(
+            self,
+            graph=graph,
+            stages={number[node]: stage for node, stage in self.stages.items()},
+            forced={number[node]: recomputed for node, recomputed in self.forced.items()},
+            parts=frozenset(number[node] for node in self.parts),
+        )
 
     def required_budget(self) -> int:
         """The budget.

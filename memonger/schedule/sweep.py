@@ -74,65 +74,43 @@ def sweep(
     if trials < 0:
         raise PlanError(f"{trials} trials: it has to be at least 0.")
     until = math.inf if time_limit is None else time.monotonic() + time_limit
-    walk = ForwardWalk(problem, forced)
-    tried = _TriedThreshold(walk, progress, 1 + len(stage_sets) * (_GUESSES + trials))
-    tried.add("none", 0, walk.all_kept())
-    for source, stages in stage_sets.items():
-        for threshold, mirror in _thresholds(walk, stages, trials):
-            if time.monotonic() >= until:
-                break
-            tried.add(source, threshold, mirror)
+    walk, peak_of, once = ForwardWalk(problem, forced), PeakOf(problem), problems.cost(problem, problem.schedule)
+    expected, candidates = 1 + len(stage_sets) * (_GUESSES + trials), list[SweepPoint]()
+    figures, best = dict[tuple[int, ...], tuple[int, float]](), (math.inf, math.inf)  # peak and overhead, by what drops
+    for source, threshold, mirror in _thresholds(walk, stage_sets, trials):
+        if candidates and time.monotonic() >= until:
+            break
+        if mirror.dropped not in figures:
+            schedule = recompute_on_demand(problem, mirror.dropped)
+            overhead = problems.cost(problem, schedule) / once - 1 if once else 0.0
+            figures[mirror.dropped] = peak_of(schedule), overhead
+            if figures[mirror.dropped] < best:
+                best, found = figures[mirror.dropped], (schedule, mirror)
+        candidates.append(SweepPoint(source, threshold, mirror.segments, mirror.saved, *figures[mirror.dropped]))
+        if progress is not None:
+            progress(min(1.0, len(candidates) / expected))
     if progress is not None:
         progress(1.0)
-    schedule, mirror = tried.best
-    problems.check(problem, schedule)
-    return Sweep(schedule, mirror, tuple(tried.candidates))
+    problems.check(problem, found[0])
+    return Sweep(*found, tuple(candidates))
 
 
-def _thresholds(walk: ForwardWalk, stages: Sequence[MirrorStage], trials: int) -> Iterator[tuple[int, Mirror]]:
-    """Guesses, then a grid, each with what it keeps and drops."""
-    threshold, smallest = 0, -1
-    for _ in range(_GUESSES):
-        mirror = walk.mirror(stages, threshold)
-        yield threshold, mirror
-        smallest = mirror.largest if smallest < 0 else min(smallest, mirror.largest)
-        threshold = math.isqrt(mirror.saved * mirror.largest // 2)
-    step = (threshold * math.sqrt(2) - smallest) / trials if trials else 0
-    for trial in range(1, trials + 1) if step > 0 else ():
-        threshold = int(smallest + trial * step)
-        yield threshold, walk.mirror(stages, threshold)
-
-
-class _TriedThreshold:
-    """The candidates so far, and the best of them."""
-
-    def __init__(self, walk: ForwardWalk, progress: Callable[[float], None] | None, expected: int) -> None:
-        self.walk, self.progress, self.expected = walk, progress, expected
-        self.peak = PeakOf(walk.problem)
-        self.once = problems.cost(walk.problem, walk.problem.schedule)
-        self.candidates: list[SweepPoint] = []
-        self.best: tuple[tuple[int, ...], Mirror] = ((), Mirror((), (), 0, 0, 0))
-        self.energy = (math.inf, math.inf)
-        self.by_dropped: dict[tuple[int, ...], SweepPoint] = {}
-
-    def add(self, source: str, threshold: int, mirror: Mirror) -> None:
-        """Evaluate what the threshold drops, unless another threshold dropped the same."""
-        same = self.by_dropped.get(mirror.dropped)
-        peak, overhead = (same.peak, same.overhead) if same else self._cost(mirror)
-        candidate = SweepPoint(source, threshold, mirror.segments, mirror.saved, peak, overhead)
-        self.candidates.append(candidate)
-        self.by_dropped.setdefault(mirror.dropped, candidate)
-        if self.progress is not None:
-            self.progress(min(1.0, len(self.candidates) / self.expected))
-
-    def _cost(self, mirror: Mirror) -> tuple[int, float]:
-        problem = self.walk.problem
-        schedule = recompute_on_demand(problem, mirror.dropped)
-        peak = self.peak(schedule)
-        overhead = problems.cost(problem, schedule) / self.once - 1 if self.once else 0.0
-        if (peak, overhead) < self.energy:
-            self.energy, self.best = (peak, overhead), (schedule, mirror)
-        return peak, overhead
+def _thresholds(
+    walk: ForwardWalk, stage_sets: Mapping[str, Sequence[MirrorStage]], trials: int
+) -> Iterator[tuple[str, int, Mirror]]:
+    """What is tried, each with what it keeps and drops: what is forced alone, then of each set guesses and a grid."""
+    yield "none", 0, walk.all_kept()
+    for source, stages in stage_sets.items():
+        threshold, smallest = 0, -1
+        for _ in range(_GUESSES):
+            mirror = walk.mirror(stages, threshold)
+            yield source, threshold, mirror
+            smallest = mirror.largest if smallest < 0 else min(smallest, mirror.largest)
+            threshold = math.isqrt(mirror.saved * mirror.largest // 2)
+        step = (threshold * math.sqrt(2) - smallest) / trials if trials else 0
+        for trial in range(1, trials + 1) if step > 0 else ():
+            threshold = int(smallest + trial * step)
+            yield source, threshold, walk.mirror(stages, threshold)
 
 
 class PeakOf:

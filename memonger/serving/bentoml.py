@@ -43,7 +43,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     settings = files.add_models(package, folder)
     files.add_file(folder, "bentoml_service.py", "service.py")
     (folder / "bentofile.yaml").write_text(BENTOFILE)
-    files.add_settings(package, folder, estimate, **settings, request_bytes=package.instances * estimate.request_bytes)
     text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
-    files.add_readme(package, folder, estimate, text)
+    request = package.instances * estimate.request_bytes
+    files.describe_export(package, folder, estimate, text, **settings, request_bytes=request)
     return estimate, binding_notes(package)

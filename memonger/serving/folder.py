@@ -33,12 +33,6 @@ def add_models(package: Package, folder: Path) -> dict[str, Any]:
     return {"models": files, **asdict(package.sharing)}
 
 
-def add_settings(package: Package, folder: Path, estimate: Estimate, **settings: Any) -> None:
-    """Write what the served program reads, and what the export says of itself."""
-    content = {"name": package.name, "instances": package.instances, **settings, "memory": estimate.record()}
-    add_json(folder / SETTINGS, content)
-
-
 def models_table(package: Package) -> str:
     """The models with their inputs and outputs, for README.md: the sizes that requests may have."""
     lines = ["", "## Models", "", "| model | inputs | outputs |", "|---|---|---|"]
@@ -70,8 +64,10 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*\[\]<>|&!])", r"\\\1", shown(text))
 
 
-def add_readme(package: Package, folder: Path, estimate: Estimate, text: str) -> None:
-    """Write README.md: the target's own text, and the memory."""
+def describe_export(package: Package, folder: Path, estimate: Estimate, text: str, **settings: Any) -> None:
+    """Write what the served program reads, with ``settings``, and README.md: the target's own text, and the memory."""
+    content = {"name": package.name, "instances": package.instances, **settings, "memory": estimate.record()}
+    add_json(folder / SETTINGS, content)
     limit = package.sharing.limit
     memory = (
         f"## Memory\n\nPredicted for one instance: {in_full(estimate.instance_bytes)} beside the process itself "

@@ -11,7 +11,7 @@ from memonger.model.bind_dims import has_open_batch
 from memonger.model.load import Source, load_as_is
 from memonger.options import Options
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import is_planned
 from memonger.planner.job import device_of
 from memonger.planner.search_plan import search_plan
 from memonger.runtime.process_memory import available_memory
@@ -40,7 +40,7 @@ def has_plan(source: object) -> bool:
     """Whether a source is a plan, or a file with one."""
     if isinstance(source, Plan) or not isinstance(source, str | Path):
         return isinstance(source, Plan)
-    return KEY in load_as_is(source).ir.metadata_props
+    return is_planned(load_as_is(source).ir)
 
 
 def options_for(target: str, source: Source | Model, batches: Sequence[int], options: Options) -> list[Options]:

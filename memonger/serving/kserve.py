@@ -61,7 +61,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     estimate = package.as_planned()
     settings = files.add_models(package, folder)
     files.add_file(folder, "kserve_server.py", "server.py")
-    files.add_settings(package, folder, estimate, **settings)
     several = len(package.models) > 1
     arguments = "" if several else ARGUMENTS.format(name=json.dumps(package.name))
     request, limit = estimate.request_bytes, estimate.limit_bytes
@@ -76,5 +75,5 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
         name=package.name, model="NAME" if several else package.name, request=in_full(request),
         process=in_full(PROCESS_BYTES), wait=package.sharing.wait,
     )  # fmt: skip
-    files.add_readme(package, folder, estimate, text + files.models_table(package))
+    files.describe_export(package, folder, estimate, text + files.models_table(package), **settings)
     return estimate, binding_notes(package)

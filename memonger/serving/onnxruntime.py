@@ -33,7 +33,7 @@ In Python (`load.py` needs onnxruntime alone):
 import load
 
 session = load.session()
-outputs = session.run(None, {inputs})
+outputs = session.run(None, {{{inputs}}})
 ```
 
 The arena that the plan lays out needs memonger: `memonger.Session("model.planned.onnx")`.
@@ -72,11 +72,9 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     add_json(folder / OPTIONS, options(plan.threads))
     files.add_file(folder, "onnxruntime_load.py", "load.py")
     estimate = package.as_stock(plan, range(len(plan.graph.nodes)))
-    names = [str(value.name) for value in required_inputs(plan.model.graph)]
     other = BETTER.format(best=best.peak_bytes, planned=planned.peak_bytes) if is_better else SAME
-    inputs = "{" + ", ".join(f"{json.dumps(name)}: ..." for name in names) + "}"
-    files.add_readme(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
-    files.add_settings(package, folder, estimate)
+    inputs = ", ".join(f"{json.dumps(str(value.name))}: ..." for value in required_inputs(plan.model.graph))
+    files.describe_export(package, folder, estimate, TEXT.format(inputs=inputs, other=other))
     return estimate, tuple(stock_notes(plan))
 
 

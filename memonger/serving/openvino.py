@@ -41,11 +41,8 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     save_model(stock.model_in_order(plan, executed), folder / "model.onnx")
     files.add_file(folder, "openvino_load.py", "load.py")
     estimate = package.as_stock(plan, executed, shared=True)
-    files.add_settings(package, folder, estimate, threads=plan.threads)
-    names = [str(value.name) for value in required_inputs(plan.model.graph)]
-    files.add_readme(
-        package, folder, estimate, TEXT.format(inputs=", ".join(f"{json.dumps(name)}: ..." for name in names))
-    )
+    inputs = ", ".join(f"{json.dumps(str(value.name))}: ..." for value in required_inputs(plan.model.graph))
+    files.describe_export(package, folder, estimate, TEXT.format(inputs=inputs), threads=plan.threads)
     return estimate, (
         "OpenVINO orders nodes and plans its memory itself: the figure is what the planned order needs, not a promise.",
     )

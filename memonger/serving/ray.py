@@ -29,7 +29,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     estimate = package.as_planned()
     settings = files.add_models(package, folder)
     files.add_file(folder, "ray_app.py", "app.py")
-    files.add_settings(package, folder, estimate, **settings, request_bytes=estimate.request_bytes)
     text = TEXT.replace("WAIT", f"{package.sharing.wait:g}") + files.models_table(package)
-    files.add_readme(package, folder, estimate, text)
+    files.describe_export(package, folder, estimate, text, **settings, request_bytes=estimate.request_bytes)
     return estimate, binding_notes(package)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from memonger.devices import CPU
 from memonger.graph import schedule
 from memonger.plan import Plan
-from memonger.plan_file import KEY
+from memonger.plan_file import without_plan
 from memonger.runtime import feeds, onnxruntime, ort
 from memonger.runtime.program import inputs_of
 from memonger.runtime.weights import LEND_ALL, session_of
@@ -18,8 +18,7 @@ TOLERANCE = 1e-3  # between a row of a batch and the row alone: kernels block th
 
 def model_in_order(plan: Plan, written: Sequence[int]) -> ir.Model:
     """A copy of the model with its nodes in another order. It is no planned model then."""
-    model = plan.model.clone()
-    model.metadata_props.pop(KEY, None)
+    model = without_plan(plan.model)
     schedule.schedule_model(model, written, schedule.schedule_graph(plan.graph, written))
     return model
 

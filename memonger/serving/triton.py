@@ -75,8 +75,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     save_model(model, version / MODEL)
     (version.parent / "config.pbtxt").write_text(text_of(content))
     batching = f"Requests are put together to batches, at best of {', '.join(map(str, batches))}." if batches else ""
-    files.add_readme(package, folder, estimate, TEXT.format(peak=chosen.peak_bytes, batching=batching))
-    files.add_settings(package, folder, estimate)
+    files.describe_export(package, folder, estimate, TEXT.format(peak=chosen.peak_bytes, batching=batching))
     return estimate, tuple(notes)
 
 

@@ -35,7 +35,6 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     version.mkdir(parents=True)
     files.add_file(version, "triton_model.py", "model.py")
     add_json(version / "plans.json", {**files.add_models(package, version), "batched": batches is not None})
-    files.add_settings(package, folder, estimate)
     (version.parent / "config.pbtxt").write_text(text_of(python_config(package, "model.py", batches)))
     several = package.models if len(package.models) > 1 else ()
     for model in several:
@@ -54,7 +53,7 @@ def write(package: Package, folder: Path) -> tuple[Estimate, tuple[str, ...]]:
     )
     models = SEVERAL.format(name=package.name) if several else ""
     text = TEXT.format(name=package.name, models=models, batching=batching, wait=package.sharing.wait)
-    files.add_readme(package, folder, estimate, text + files.models_table(package))
+    files.describe_export(package, folder, estimate, text + files.models_table(package))
     return estimate, binding_notes(package)
 
 

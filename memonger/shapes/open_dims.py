@@ -24,7 +24,7 @@ from memonger.shapes.ranges import (
 from memonger.shapes.shaping import Shape
 from memonger.shapes.sizes import Sizes, SizesError
 from memonger.units import MOST_BATCH
-from memonger.words import Placeholder, either, option
+from memonger.words import Placeholder, either, listed, option
 
 
 def largest(model: ir.Model, ranges: Mapping[str, DimRange]) -> dict[str, Shape]:
@@ -189,8 +189,8 @@ def in_words(found: Mapping[str, DimRange]) -> str:
             size = (one.least, one.most, one.step) if one.least < one.most else (one.least,)
             in_python = str(size if len(size) > 1 else one.least)
             said[name] = Placeholder(either(in_python, ":".join(map(str, size))))
-    parts = [f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {other}" for other, names in ties.items()]
-    parts += [f"{' and '.join(names)} can be divided by {step}" for step, names in steps.items()]
+    parts = [f"{listed(names)} {'is' if len(names) == 1 else 'are'} {other}" for other, names in ties.items()]
+    parts += [f"{listed(names)} can be divided by {step}" for step, names in steps.items()]
     return f"It runs where {', and '.join(parts)}: {option('dims', said)}."
 
 

@@ -257,10 +257,11 @@ class ChunkSearch:
         for each in elements:
             if each not in self._rows:
                 job = self.job if each is None else self.job.again(each.written)
-                forms = overlapping(job.lowered.model, job.product_seconds, MOVING_SECONDS)
+                rules = row_rules(job.lowered.model, self._uncut)
+                forms = overlapping(job.lowered.model, rules, job.product_seconds, MOVING_SECONDS)
                 own = (replace(job, lowered=replace(job.lowered, model=model)) for model in forms)
                 known = dict[KnownBand, list[tuple[int, BandOfRows]]]()
-                self._rows[each] = [RowSearch(one, uncut=self._uncut, known=known) for one in own]
+                self._rows[each] = [RowSearch(one, rules, known=known) for one in own]
             found += [search.candidates(self._refused_rows, most, copies) for search in self._rows[each]]
         return found
 

@@ -15,22 +15,25 @@ from memonger.ir.extract import is_fed
 from memonger.ir.marks import OVERLAP
 from memonger.ir.operators import operator_name
 from memonger.ir.values import nbytes
-from memonger.tiling.axes import LARGER, WITHIN, row_rules
+from memonger.tiling.axes import LARGER, WITHIN
 from memonger.tiling.cutting import Refusal, Slicing
 
 OVERLAPS = (6, 24)
 """In so many slices models run for which it is worked out what these compute again."""
 
 
-def overlapping(model: ir.Model, seconds: Mapping[str, float], moving: float) -> list[ir.Model]:
+def overlapping(
+    model: ir.Model, rules: Sequence[Slicing | Refusal | None], seconds: Mapping[str, float], moving: float
+) -> list[ir.Model]:
     """A model, and forms of it in which nodes are marked whose rows slices compute again, for few slices and for more.
 
     Args:
         model: With static shapes.
+        rules: Its `row_rules`, which are those of all forms.
         seconds: What the products of nodes take, by name; of others nothing.
         moving: Seconds for each byte of which a part is cut or joined.
     """
-    forms, rules = {frozenset[str](): model}, row_rules(model)
+    forms = {frozenset[str](): model}
     for slices in OVERLAPS:
         copy = model.clone()
         forms.setdefault(with_overlap(copy, rules, seconds, moving, slices), copy)
@@ -44,7 +47,7 @@ def with_overlap(
 
     Args:
         model: Changed. See `overlapping`, as for what products take and moving.
-        rules: Its `row_rules`, or those of the model that it is a copy of.
+        rules: See `overlapping`.
         slices: In about how many slices its images run: the finer, the more often rows are computed again.
 
     Returns: their names.

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -226,8 +225,8 @@ class RowSearch(CutModel):
 
     Args:
         job: The model, in the order of its plan.
+        rules: `row_rules` of its nodes.
         asked: The number of slices that was asked for; 0: any.
-        uncut: Nodes by name that are to have images whole, and why.
         lines: How often the rows are there that are kept for later slices.
         results: How often what a band computes for others is there when it ends.
         moving: Seconds for each byte that is cut or joined for a slice, or of what a band computes for others.
@@ -239,13 +238,12 @@ class RowSearch(CutModel):
     """
 
     def __init__(
-        self, job: ToSlice, asked: int = 0, uncut: Mapping[str, str] = MappingProxyType({}), *, lines: int = 1,
+        self, job: ToSlice, rules: Sequence[Slicing | Refusal | None], asked: int = 0, *, lines: int = 1,
         results: int = 1, moving: float = 0.0, ends: Callable[[Sequence[ir.Node]], Sequence[bool]] | None = None,
         fitted: Fitted | None = None, known: dict[KnownBand, list[tuple[int, BandOfRows]]] | None = None,
     ) -> None:  # fmt: skip
-        model = job.lowered.model
-        rules = row_rules(model, uncut)
-        super().__init__(job, ROWS, _in_long_stretches(list(model.graph), rules), Axes(0, tuple(rules), {}))
+        order = _in_long_stretches(list(job.lowered.model.graph), rules)
+        super().__init__(job, ROWS, order, Axes(0, tuple(rules), {}))
         self.asked, self.lines, self.copies, self.moving, self.fitted = asked, lines, results, moving, fitted
         self.steps = {node: step for step, node in enumerate(self.nodes)}
         self.ends = [True] * (len(self.nodes) + 1) if ends is None else ends(self.nodes)
@@ -514,10 +512,11 @@ def asked_for(
     Raises:
         PlanError: there is none.
     """
-    found = next(filter(None, (RowSearch(job, count, uncut).candidates(refused) for job in jobs)), None)
-    if found is not None:
-        return found
-    rules = row_rules(jobs[-1].lowered.model, uncut)
+    rules: Sequence[Slicing | Refusal | None] = ()
+    for job in jobs:
+        rules = row_rules(job.lowered.model, uncut)
+        if found := RowSearch(job, rules, count).candidates(refused):
+            return found
     heights = [rule.height for rule in rules if isinstance(rule, Slicing)]
     if not heights:
         why = next((str(one).rstrip(".") for one in rules if isinstance(one, Refusal)), "it reads no images")

@@ -24,10 +24,10 @@ from torch.fx.graph import _BoxedCodeGen
 
 from memonger.errors import BudgetError, PlanError
 from memonger.planner.cache import versions
-from memonger.schedule.budget import Allocated, BudgetSearch, cheapest_within
+from memonger.schedule.budget import within_budget
 from memonger.schedule.every_schedule import EFFORT as BOUND_EFFORT
 from memonger.schedule.solution import total_lower_bound
-from memonger.schedule.strategy import Outcome, Request
+from memonger.schedule.strategy import Request
 from memonger.torch.example import examples_of
 from memonger.torch.fused import OPTIONS, held_bytes
 from memonger.torch.partition import JointStep, split, step_of
@@ -335,9 +335,15 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     begin, graph = time.perf_counter(), step.graph
     request = Request(graph, base=step.given + state, budget=budget, forced=dict.fromkeys(step.once, False))
     once = tuple(range(len(graph.nodes)))
-    before = _needed(step, request, once)
+
+    def needed(schedule: Sequence[int]) -> int:
+        if not step.fuses:
+            return request.needed(schedule)
+        return request.base + held_bytes(graph, schedule, step.nodes, step.kernels)
+
+    before = needed(once)
     try:
-        schedule = once if budget is None or before <= budget else _within(step, request, budget)
+        schedule = once if budget is None or before <= budget else within_budget(request, needed).schedule
     except BudgetError as error:
         bound = total_lower_bound(request, effort=min(BOUND_EFFORT, request.effort))
         closer = BudgetError(error.budget, error.smallest, bound)
@@ -345,7 +351,7 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
     cost = request.cost(once)
     plan = StepPlan(
         budget=budget,
-        peak_bytes=_needed(step, request, schedule),
+        peak_bytes=needed(schedule),
         peak_before_bytes=before,
         given_bytes=step.given,
         gradient_bytes=step.gradients,
@@ -356,32 +362,6 @@ def planned(step: JointStep, budget: int | None, state: int = 0) -> tuple[StepPl
         seconds=time.perf_counter() - begin,
     )
     return plan, schedule
-
-
-def _needed(step: JointStep, request: Request, schedule: Sequence[int]) -> int:
-    """Bytes at the worst step of a schedule, those of its kernels where they are fused."""
-    if not step.fuses:
-        return request.needed(schedule)
-    return request.base + held_bytes(step.graph, schedule, step.nodes, step.kernels)
-
-
-def _within(step: JointStep, request: Request, budget: int) -> tuple[int, ...]:
-    """The cheapest schedule found that holds a budget.
-
-    Raises:
-        BudgetError: none was found.
-    """
-    search = BudgetSearch(request)
-
-    def run(proposal: Outcome) -> Allocated[tuple[int, ...]]:
-        schedule = proposal.schedule
-        return Allocated(_needed(step, request, schedule), request.cost(schedule), schedule)
-
-    found = cheapest_within(budget, lambda target, _: search.within(target), run)
-    if found is None:
-        _, smallest = search.within(0)
-        raise BudgetError(budget, min(run(one).bytes for one in smallest), 0)
-    return found.item
 
 
 def refused(error: BudgetError, given: int, gradients: int, state: int, hint: str = "") -> BudgetError:

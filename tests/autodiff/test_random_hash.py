@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 
@@ -15,16 +14,10 @@ from memonger.autodiff.rules import random
 from memonger.errors import PlanError
 from memonger.ir.emitter import Emitter
 from memonger.ir.operators import facts_of
+from tests.support import networks
 
 ROWS, COLUMNS = 768, 1024
 MASK = 0xFFFFFFFF
-
-
-def _runner(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 class _Hash:
@@ -38,7 +31,7 @@ class _Hash:
         bits = random.hashed(op, dims, salt, upper=upper)
         graph.extend(op.nodes)
         graph.outputs.append(bits)
-        self._session = _runner(ir.to_proto(model))
+        self._session = networks.stock(ir.to_proto(model), threads=1)
 
     def __call__(self, key: int, step: int) -> np.ndarray:
         feeds = {"random_key": np.array(key, np.uint32), "step": np.array(step, np.int64)}
@@ -186,7 +179,7 @@ def _training(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
 
 
 def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = _runner(model)
+    session = networks.stock(model, threads=1)
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
@@ -372,7 +365,7 @@ def test_dropout_regularizes_as_torch_does() -> None:
     """The variance of a sum of what is kept, against the formula and against PyTorch's own masks."""
     x = np.ones((16, 4096), np.float32)
     made = _training(_dropout(0.3))
-    session = _runner(made)
+    session = networks.stock(made, threads=1)
     sums = []
     for step in range(30):
         y = session.run(["y"], {"x": x, "y.grad": x, **_scalars(step=step)})[0]

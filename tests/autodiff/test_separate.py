@@ -66,7 +66,9 @@ def test_what_is_meant_is_said_by_name(caplog: pytest.LogCaptureFixture) -> None
     assert one.training is not None
     assert len(one.training.parameters) == 3
     assert not caplog.text
-    with pytest.raises(PlanError, match=r"'nurm\.weight' names no parameter that is read more than once; there are "):
+    with pytest.raises(
+        PlanError, match=r"'nurm\.weight', which is no parameter that is read more than once; there are "
+    ):
         memonger.separate_parameters(plain, ["nurm.weight"])
 
 

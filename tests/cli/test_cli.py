@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import memonger
 from memonger.cli import commands
 from memonger.units import format_size
+from tests.support.command_line import invoke
 from tests.support.stock import normal, parse, run_stock
 
 PLAN_KEYS = {
@@ -52,13 +51,9 @@ def planned(model: Path) -> Path:
     return Path("planned.onnx")
 
 
-def _invoke(command: click.Command, *arguments: object) -> Result:
-    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def _run(*arguments: object) -> str:
     """What a command that succeeds prints; it says nothing on standard error where that is no terminal."""
-    result = _invoke(commands.main, *arguments)
+    result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert all(len(line) <= 80 for line in result.stdout.splitlines() if not {"Run", "Keep"}.intersection(line.split()))
     return result.stdout
@@ -73,7 +68,7 @@ def _json(*arguments: object) -> Any:
 
 
 def _run_wide(*arguments: object) -> str:
-    result = _invoke(commands.main, *arguments)
+    result = invoke(*arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout
 
@@ -82,7 +77,7 @@ def test_both_names_of_the_plan_command_do_the_same(model: Path) -> None:
     arguments = ("model.onnx", "--batch", "4", "--device", "none", "-o", "planned.onnx", "--force")
     files, texts = [], []
     for command, extra in ((commands.plan, ()), (commands.main, ("plan",))):
-        result = _invoke(command, *extra, *arguments)
+        result = invoke(*extra, *arguments, command=command)
         assert result.exit_code == 0
         texts.append([line for line in result.stdout.splitlines() if not line.startswith("Planned in")])
         files.append(Path("planned.onnx").read_bytes())
@@ -284,10 +279,10 @@ def test_run_with_fewer_rows_than_planned(planned: Path, source: tuple[str, ...]
 
 def test_padding_is_offered_and_needs_inputs(planned: Path) -> None:
     np.savez("inputs.npz", x=normal(7, 3, 32))
-    result = _invoke(commands.main, "run", planned, "--inputs", "inputs.npz")
+    result = invoke("run", planned, "--inputs", "inputs.npz")
     assert result.exit_code == 1
     assert "--pad" in result.stderr
-    assert _invoke(commands.main, "run", planned, "--pad").exit_code == 2
+    assert invoke("run", planned, "--pad").exit_code == 2
 
 
 def test_run_as_json(planned: Path) -> None:
@@ -300,7 +295,7 @@ def test_run_as_json(planned: Path) -> None:
 
 def test_options_of_planning_do_not_fit_a_model_that_is_planned(planned: Path) -> None:
     for flags in (("--batch", 4), ("--dim", "batch=4"), ("--no-views",), ("--level", "basic"), ("--order", "file")):
-        result = _invoke(commands.main, "run", planned, *flags)
+        result = invoke("run", planned, *flags)
         assert result.exit_code == 2
         assert f"has a plan already, which {flags[0]} can't change" in result.stderr
 
@@ -347,7 +342,7 @@ def test_pack(model: Path) -> None:
 
 def test_pack_into_too_little(model: Path) -> None:
     Path("problem.csv").write_text(PROBLEM)
-    result = _invoke(commands.main, "pack", "problem.csv", "--capacity", 11, "-o", "solution.csv")
+    result = invoke("pack", "problem.csv", "--capacity", 11, "-o", "solution.csv")
     assert result.exit_code == 1
     assert result.stderr.startswith("memonger: problem.csv was packed into 12 bytes, 1 over the capacity of 11")
     assert not Path("solution.csv").exists()
@@ -355,12 +350,12 @@ def test_pack_into_too_little(model: Path) -> None:
 
 def test_version_and_help() -> None:
     for command in (commands.main, commands.plan):
-        assert memonger.__version__ in _invoke(command, "--version").stdout
-    text = _invoke(commands.main, "--help").stdout
+        assert memonger.__version__ in invoke("--version", command=command).stdout
+    text = invoke("--help").stdout
     assert text.startswith("Usage: memonger ")
     for name in ("differentiate", "inspect", "pack", "plan", "run", "verify"):
         assert f"\n  {name} " in text
-        shown = _invoke(commands.main, name, "--help")
+        shown = invoke(name, "--help")
         assert shown.exit_code == 0
         assert f"Usage: memonger {name} " in shown.stdout
     assert "..." not in text.split("Plan:")[1].split("Examples:")[0]

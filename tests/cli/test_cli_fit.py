@@ -5,10 +5,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import memonger
-from memonger.cli import commands
+from tests.support.command_line import invoke
 from tests.support.open_models import block, layers
 
 PORTABLE = ("--mode", "inference", "--device", "none", "--quiet")
@@ -20,26 +19,22 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "block.onnx"
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, [str(argument) for argument in arguments])
-
-
 def test_an_answer_and_its_plan(model: Path) -> None:
     planned = model.with_name("planned.onnx")
     flags = ("--memory", "64KiB", *PORTABLE, "--chunks", "off", "--strategy", "none", "--no-inplace")
-    done = _invoke("fit", model, *flags, "-o", planned)
+    done = invoke("fit", model, *flags, "-o", planned)
     assert done.exit_code == 0, done.output
     assert "fits 64.0 KiB (inference, portable, workspace not counted)" in done.stdout
     assert "doesn't, proven: every plan with --chunks off, --strategy none, --no-inplace, in any order" in done.stdout
     plan = memonger.Plan.load(planned)
     assert plan.total_bytes <= 64 * 1024
-    checked = _invoke("verify", planned)
+    checked = invoke("verify", planned)
     assert checked.exit_code == 0, checked.output
-    assert json.loads(_invoke("verify", planned, "--json").stdout)["arena_bytes"] == plan.arena_bytes
+    assert json.loads(invoke("verify", planned, "--json").stdout)["arena_bytes"] == plan.arena_bytes
 
 
 def test_json_has_every_figure(model: Path) -> None:
-    done = _invoke("fit", model, "--memory", "64KiB", *PORTABLE, "--strategy", "none", "--frontier", "2", "--json")
+    done = invoke("fit", model, "--memory", "64KiB", *PORTABLE, "--strategy", "none", "--frontier", "2", "--json")
     record = json.loads(done.stdout)
     assert record["fits"]
     assert record["size"] == record["plan"]["batch"] == record["frontier"][-1]["size"]
@@ -50,7 +45,7 @@ def test_json_has_every_figure(model: Path) -> None:
 
 
 def test_status_1_where_nothing_fits(model: Path) -> None:
-    done = _invoke("fit", model, "--memory", "2KiB", *PORTABLE, "--chunks", "off")
+    done = invoke("fit", model, "--memory", "2KiB", *PORTABLE, "--chunks", "off")
     assert done.exit_code == 1
     assert "doesn't fit 2.00 KiB" in done.stdout
     assert "batch 1 doesn't, proven" in done.stdout
@@ -59,7 +54,7 @@ def test_status_1_where_nothing_fits(model: Path) -> None:
 def test_training_flags(tmp_path: Path) -> None:
     onnx.save(layers(), tmp_path / "layers.onnx")
     flags = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--train-mode", "--device", "none", "--quiet")
-    done = _invoke("fit", tmp_path / "layers.onnx", "--memory", "64KiB", *flags, "--strategy", "none", "--json")
+    done = invoke("fit", tmp_path / "layers.onnx", "--memory", "64KiB", *flags, "--strategy", "none", "--json")
     record = json.loads(done.stdout)
     assert (record["plan"]["mode"], record["strategy"]) == ("training", "none")
 
@@ -69,10 +64,10 @@ def test_the_largest_batch_with_adapters_alone(tmp_path: Path) -> None:
     onnx.save(layers(1), model)
     flags = ("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--device", "none", "--strategy", "none")
     flags = (*flags, "--lora", "1:last", "--quiet", "--json")
-    done = _invoke("fit", model, "--memory", "8KiB", *flags, "-o", tmp_path / "planned.onnx")
+    done = invoke("fit", model, "--memory", "8KiB", *flags, "-o", tmp_path / "planned.onnx")
     assert done.exit_code == 0, done.output
     size = json.loads(done.stdout)["size"]
-    totals = [json.loads(_invoke("plan", model, "--batch", n, *flags).stdout)["total_bytes"] for n in (size, size + 1)]
+    totals = [json.loads(invoke("plan", model, "--batch", n, *flags).stdout)["total_bytes"] for n in (size, size + 1)]
     assert totals[0] <= 8 * 1024 < totals[1]
     training = memonger.Plan.load(tmp_path / "planned.onnx").training
     assert training is not None
@@ -89,6 +84,6 @@ def test_the_largest_batch_with_adapters_alone(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage(model: Path, flags: tuple[str, ...], status: int, message: str) -> None:
-    done = _invoke("fit", model, *flags, *PORTABLE)
+    done = invoke("fit", model, *flags, *PORTABLE)
     assert done.exit_code == status
     assert message in done.stderr

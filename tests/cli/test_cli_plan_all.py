@@ -5,10 +5,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import memonger
-from memonger.cli import commands
+from tests.support.command_line import invoke
 from tests.support.open_models import block, layers
 
 PORTABLE = ("--mode", "inference", "--device", "none", "--quiet")
@@ -22,12 +21,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [Path("block.onnx"), Path("layers.onnx")]
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, ["plan-all", *map(str, arguments)])
-
-
 def test_a_folder_and_a_table(models: list[Path]) -> None:
-    done = _invoke(*models, "--batches", "2,4", *PORTABLE, "-o", "planned")
+    done = invoke("plan-all", *models, "--batches", "2,4", *PORTABLE, "-o", "planned")
     assert done.exit_code == 0, done.output
     assert done.stdout.count("│ block ") == done.stdout.count("│ layers ") == 2
     assert "Wrote planned: 4 planned files" in done.stdout
@@ -36,11 +31,11 @@ def test_a_folder_and_a_table(models: list[Path]) -> None:
 
 def test_what_fails_is_a_row_and_the_exit_status_is_1(models: list[Path]) -> None:
     flags = ("--budget", "100%", "--budget", "1KiB", "--strategy", "exact", *PORTABLE)
-    done = _invoke(*models, "missing.onnx", *flags)
+    done = invoke("plan-all", *models, "missing.onnx", *flags)
     assert done.exit_code == 1, done.output
     assert done.stdout.count("no plan │") == 4
     assert "No plan of missing, none, 100% (and 1 more): missing.onnx: no such file." in done.stdout
-    record = json.loads(_invoke(*models, "missing.onnx", *flags, "--json").stdout)
+    record = json.loads(invoke("plan-all", *models, "missing.onnx", *flags, "--json").stdout)
     assert record["failed"] == 4
     assert [row["total_bytes"] is None for row in record["plans"]] == [False, True, False, True, True, True]
     assert "missing.onnx" in record["plans"][-1]["error"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import memonger
-from memonger.cli import commands
 from memonger.ir.marks import FORCE, STAGE
+from tests.support.command_line import invoke
 from tests.support.planning_models import LOSS, chain, marked, plan
 
 TRAIN = ("--loss", LOSS, "--device", "none")
@@ -31,12 +31,8 @@ def model() -> Path:
     return path
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def _plan(*arguments: object) -> Result:
-    result = _invoke("plan", *arguments)
+    result = invoke("plan", *arguments)
     assert result.exit_code == 0, result.output
     return result
 
@@ -101,19 +97,19 @@ def test_a_budget_stands_beside_the_total(model: Path) -> None:
 
 
 def test_a_budget_that_cannot_be_held_names_one_that_can(model: Path) -> None:
-    result = _invoke("plan", model, *TRAIN, "--budget", "0B", "-o", "out.onnx", "--time-limit", 0)
+    result = invoke("plan", model, *TRAIN, "--budget", "0B", "-o", "out.onnx", "--time-limit", 0)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert "The smallest budget that was found to work is" in result.stderr
     smallest = result.stderr.partition("found to work is")[2].partition("(")[2].partition(" bytes")[0]
     assert not Path("out.onnx").exists()
-    assert _invoke("plan", model, *TRAIN, "--budget", f"{smallest}B", "--time-limit", 0).exit_code == 0
+    assert invoke("plan", model, *TRAIN, "--budget", f"{smallest}B", "--time-limit", 0).exit_code == 0
 
 
 @pytest.mark.parametrize("size", ["100.5", "4 parsecs", "-1GiB", "GiB", ""])
 def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None:
-    result = _invoke("plan", model, *TRAIN, "--budget", size)
+    result = invoke("plan", model, *TRAIN, "--budget", size)
     assert result.exit_code == 2
     assert "--budget" in result.stderr
     assert repr(size) in result.stderr
@@ -133,7 +129,7 @@ def test_a_budget_that_is_no_size_is_wrong_usage(model: Path, size: str) -> None
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(model: Path, options: tuple[str, ...], words: str) -> None:
-    result = _invoke("plan", model, *TRAIN, *options)
+    result = invoke("plan", model, *TRAIN, *options)
     assert result.exit_code == 2
     assert words in result.stderr
     assert not Path("one.onnx").exists()
@@ -151,14 +147,14 @@ def test_nodes_are_mirrored_and_kept_by_pattern(model: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--mirror", "--keep"])
 def test_a_pattern_that_names_no_node_fails(model: Path, option: str) -> None:
-    result = _invoke("plan", model, *TRAIN, option, "Gelu")
+    result = invoke("plan", model, *TRAIN, option, "Gelu")
     assert result.exit_code == 1
     assert "'Gelu' names no node" in result.stderr
 
 
 def test_a_mark_that_is_no_decision_fails(model: Path) -> None:
     onnx.save(marked(chain(), FORCE, {"relu3": "perhaps"}), model)
-    result = _invoke("plan", model, *TRAIN)
+    result = invoke("plan", model, *TRAIN)
     assert result.exit_code == 1
     assert "'relu3'" in result.stderr
     assert "force_mirroring='perhaps'" in result.stderr
@@ -183,10 +179,10 @@ def test_the_annotated_model_gives_the_plan_again(model: Path) -> None:
 
 
 def test_the_annotated_model_is_written_whole_or_not_at_all(model: Path) -> None:
-    result = _invoke("plan", model, *TRAIN, "--annotated", "nowhere/annotated.onnx")
+    result = invoke("plan", model, *TRAIN, "--annotated", "nowhere/annotated.onnx")
     assert result.exit_code == 1
     assert "nowhere" in result.stderr
-    failed = _invoke("plan", model, *TRAIN, "--annotated", "annotated.onnx", "--budget", "0B", "--time-limit", 0)
+    failed = invoke("plan", model, *TRAIN, "--annotated", "annotated.onnx", "--budget", "0B", "--time-limit", 0)
     assert failed.exit_code == 1
     assert sorted(path.name for path in Path().iterdir()) == ["chain.onnx"]
 
@@ -197,19 +193,19 @@ def test_no_time_still_gives_a_plan_that_holds(model: Path) -> None:
     budget = plain.total_bytes - plain.peak_bytes // 10
     record = json.loads(_plan(model, *TRAIN, "--time-limit", 0, "--budget", f"{budget}B", "--json").stdout)
     assert record["total_bytes"] <= budget
-    assert _invoke("verify", "planned.onnx").exit_code == 0
+    assert invoke("verify", "planned.onnx").exit_code == 0
 
 
 def test_the_frontier_is_shown_a_plan_a_line(model: Path) -> None:
     options = (*TRAIN, "--points", 2, "--time-limit", 0.2)
-    records = json.loads(_invoke("pareto", model, *options, "--json").stdout)
+    records = json.loads(invoke("pareto", model, *options, "--json").stdout)
     assert len(records) > 1
     assert records[0]["overhead"] == 0
     totals = [record["total_bytes"] for record in records]
     assert totals == sorted(set(totals), reverse=True)
     overheads = [record["overhead"] for record in records]
     assert overheads == sorted(set(overheads))
-    shown = _invoke("pareto", model, *options)
+    shown = invoke("pareto", model, *options)
     assert shown.exit_code == 0
     assert "Make one of them: memonger plan chain.onnx --loss softmax_cross_entropy --device none" in shown.stdout
     assert "100%" in shown.stdout
@@ -220,14 +216,14 @@ def test_the_frontier_is_shown_a_plan_a_line(model: Path) -> None:
     ("options", "status"), [(("--points", "0"), 2), (("--budget", "1 parsec"), 2), (("--loss", "x"), 1)]
 )
 def test_a_frontier_that_cannot_be_is_refused(model: Path, options: tuple[str, ...], status: int) -> None:
-    assert _invoke("pareto", model, "--device", "none", *options).exit_code == status
+    assert invoke("pareto", model, "--device", "none", *options).exit_code == status
 
 
 def test_a_planned_file_with_copies_runs_and_shows_them(model: Path) -> None:
     _plan(model, *TRAIN, "-o", "planned.onnx")
     names = [node.name for node in onnx.load("planned.onnx").graph.node]
     assert sum(".recompute1" in name for name in names) > 0
-    record = json.loads(_invoke("inspect", "planned.onnx", "--json").stdout)["plan"]
+    record = json.loads(invoke("inspect", "planned.onnx", "--json").stdout)["plan"]
     assert record["recomputed_nodes"] == sum(".recompute" in name for name in names)
     assert record["strategy"] is None
     assert memonger.Plan.load("planned.onnx").overhead > 0

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import memonger
-from memonger.cli import commands
 from tests.support.bad_input import Place
+from tests.support.command_line import invoke
 from tests.support.training_models import batch, classifier
 
 
@@ -20,14 +19,10 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "classifier.onnx"
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, [str(argument) for argument in arguments])
-
-
 def test_a_planned_training_model_trains(model: Path) -> None:
     out = model.with_name("planned.onnx")
     options = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--lr", "0.2", "--momentum", "0.9")
-    done = _invoke("plan", model, *options, "-o", out, "--json")
+    done = invoke("plan", model, *options, "-o", out, "--json")
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert record["mode"] == "training"
@@ -43,45 +38,45 @@ def test_a_planned_training_model_trains(model: Path) -> None:
 def test_precision_is_asked_for_by_name(model: Path) -> None:
     options = ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--precision", "float16")
     out = model.with_name("planned.onnx")
-    planned = _invoke("plan", model, *options, "-o", out)
+    planned = invoke("plan", model, *options, "-o", out)
     assert planned.exit_code == 0
     assert "products are rounded to float16" in planned.output
     session = memonger.TrainingSession(out)
     assert session.loss_scale == 2.0**16
     assert np.isfinite(session.step(batch(0)))
     training = model.with_name("training.onnx")
-    assert _invoke("differentiate", model, *options, "-o", training).exit_code == 0
+    assert invoke("differentiate", model, *options, "-o", training).exit_code == 0
     assert memonger.load(training).training == memonger.Plan.load(out).training
-    wrong = _invoke("plan", model, "--precision", "float8")
+    wrong = invoke("plan", model, "--precision", "float8")
     assert wrong.exit_code == 2
     assert "'float8' is not one of 'float16', 'bfloat16'" in wrong.output
 
 
 def test_the_table_names_the_mode_and_what_to_do_next(model: Path) -> None:
     out = model.with_name("planned.onnx")
-    done = _invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "--details", "-o", out)
+    done = invoke("plan", model, "--loss", "softmax_cross_entropy", "--optimizer", "adam", "--details", "-o", out)
     assert done.exit_code == 0, done.output
     assert "training, on cpu" in done.stdout
     assert "weights and training state" in done.stdout
     assert "memonger.TrainingSession" in done.stdout
-    shown = _invoke("inspect", out)
+    shown = invoke("inspect", out)
     assert shown.exit_code == 0
     assert "training" in shown.stdout
-    assert _invoke("verify", out).exit_code == 0
+    assert invoke("verify", out).exit_code == 0
 
 
 def test_differentiate_writes_a_model_that_can_be_planned(model: Path) -> None:
     out = model.with_name("training.onnx")
-    done = _invoke("differentiate", model, "--loss", "softmax_cross_entropy", "--frozen", "hidden.*", "-o", out)
+    done = invoke("differentiate", model, "--loss", "softmax_cross_entropy", "--frozen", "hidden.*", "-o", out)
     assert done.exit_code == 0, done.output
     written = onnx.load(out)
     onnx.checker.check_model(written, full_check=True)
     names = {output.name for output in written.graph.output}
     assert {"loss", "first.weight.grad", "first.bias.grad", "last.weight.grad"} <= names
     assert "hidden.weight.grad" not in names
-    record = json.loads(_invoke("plan", out, "--json").stdout)
+    record = json.loads(invoke("plan", out, "--json").stdout)
     assert record["mode"] == "training"
-    again = _invoke("differentiate", out, "--loss", "loss", "-o", out.with_name("twice.onnx"))
+    again = invoke("differentiate", out, "--loss", "loss", "-o", out.with_name("twice.onnx"))
     assert again.exit_code == 1
     assert "differentiated before" in again.output
     assert not out.with_name("twice.onnx").exists()
@@ -90,28 +85,28 @@ def test_differentiate_writes_a_model_that_can_be_planned(model: Path) -> None:
 def test_adapters_alone_are_trained_where_asked_for(model: Path) -> None:
     out = model.with_name("planned.onnx")
     options = ("--loss", "softmax_cross_entropy", "--optimizer", "adam", "--lora", "2:*.weight", "-o", out)
-    assert _invoke("plan", model, *options).exit_code == 0
+    assert invoke("plan", model, *options).exit_code == 0
     trainer = memonger.TrainingSession(out)
     assert all(".lora_" in name for name in trainer.state_dict())
     trainer.step(batch())
     trainer.export(out, model)
     assert [tensor.name for tensor in onnx.load(out).graph.initializer] == [*memonger.load(model).graph.initializers]
-    done = _invoke("differentiate", model, "--lora", "two", "-o", out)
+    done = invoke("differentiate", model, "--lora", "two", "-o", out)
     assert done.exit_code == 2
     assert "'two' is not RANK or RANK:PATTERN" in " ".join(done.output.split())
 
 
 def test_means_of_8_bits_are_for_adam(model: Path) -> None:
     out, options = model.with_name("step.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer-bits", "8")
-    assert _invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
-    done = _invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out.with_name("other.onnx"))
+    assert invoke("differentiate", model, *options, "--optimizer", "adamw", "-o", out).exit_code == 0
+    done = invoke("differentiate", model, *options, "--optimizer", "sgd", "-o", out.with_name("other.onnx"))
     assert done.exit_code == 2
     assert "--optimizer-bits is for --optimizer adam or adamw" in " ".join(done.output.split())
 
 
 def test_recomputation_is_reported(model: Path) -> None:
     kept, again = (
-        json.loads(_invoke("plan", model, "--loss", "softmax_cross_entropy", "--json", *options).stdout)
+        json.loads(invoke("plan", model, "--loss", "softmax_cross_entropy", "--json", *options).stdout)
         for options in (("--strategy", "none"), ("--strategy", "cheap"))
     )
     assert (kept["recomputed_nodes"], kept["overhead"]) == (0, 0.0)
@@ -139,7 +134,7 @@ def test_wrong_usage_says_what_would_work(
     if status:
         place.fails("plan", path, *options, "-o", place.folder / "out.onnx", words=words, status=status)
     else:
-        assert _invoke("plan", path, *options).exit_code == 0
+        assert invoke("plan", path, *options).exit_code == 0
 
 
 def test_integer_parameters_cannot_be_trained(place: Place) -> None:
@@ -155,7 +150,7 @@ def test_integer_parameters_cannot_be_trained(place: Place) -> None:
 )
 def test_a_plan_for_several_ranks_has_gradients_in_buckets(model: Path, sizes: tuple[str, ...], number: int) -> None:
     out, options = model.with_name("ranks.onnx"), ("--loss", "softmax_cross_entropy", "--optimizer", "sgd", "--quiet")
-    done = _invoke("plan", model, *options, "-o", out, "--buckets", *sizes)
+    done = invoke("plan", model, *options, "-o", out, "--buckets", *sizes)
     assert done.exit_code == 0, done.output
     assert "memonger.DistributedTrainingSession" in done.stdout
     assert len(memonger.Plan.load(out).graph.collectives) == number
@@ -170,6 +165,6 @@ def test_a_plan_for_several_ranks_has_gradients_in_buckets(model: Path, sizes: t
     ],
 )
 def test_buckets_that_cannot_be_are_refused(model: Path, arguments: tuple[str, ...], words: str) -> None:
-    done = _invoke("plan", *(str(model) if one == "model.onnx" else one for one in arguments))
+    done = invoke("plan", *(str(model) if one == "model.onnx" else one for one in arguments))
     assert done.exit_code != 0
     assert words in " ".join(done.output.split()) + str(done.exception)

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli import commands, first_difference, noise
+from memonger.cli import first_difference, noise
 from memonger.cli.compare import _prediction
 from memonger.cli.differences import Tolerance, difference
 from memonger.devices import CPU
 from memonger.ir.save import save_model
 from memonger.report.runs import format_seconds
 from memonger.runtime.measure import Measured, latency
+from tests.support.command_line import invoke
 from tests.support.planning_models import chain
 from tests.support.stock import normal, parse
 
@@ -48,7 +48,7 @@ def test_another_models_outputs_fail_with_the_first_node_that_differs_and_status
     onnx.save(chain(LAYERS), tmp_path / "model.onnx")
     onnx.save(changed("w2"), tmp_path / "other.onnx")
     command = ["run", tmp_path / "model.onnx", "--against", tmp_path / "other.onnx", "--compare", "--device", "none"]
-    done = CliRunner().invoke(commands.main, [*map(str, command), "--runs", "5", "--atol", "1e-4", "--json"])
+    done = invoke(*command, "--runs", "5", "--atol", "1e-4", "--json")
     assert done.exit_code == 1
     record = json.loads(done.stdout)
     assert record["passed"] is False
@@ -70,9 +70,7 @@ def test_an_input_that_is_a_dictionary_is_a_table_on_both_sides(tmp_path: Path) 
     model.graph.node[0].CopyFrom(onnx.helper.make_node("DictVectorizer", ["d"], ["t"], domain="ai.onnx.ml", **keys))
     model.opset_import.add(domain="ai.onnx.ml", version=1)
     onnx.save(model, tmp_path / "model.onnx")
-    done = CliRunner().invoke(
-        commands.main, ["run", str(tmp_path / "model.onnx"), "--compare", "--runs", "3", "--json"]
-    )
+    done = invoke("run", tmp_path / "model.onnx", "--compare", "--runs", "3", "--json")
     assert json.loads(done.stdout)["passed"] is True
 
 
@@ -84,9 +82,9 @@ def test_sequences_are_compared_array_by_array(tmp_path: Path) -> None:
     onnx.save(parse(text), model)
     np.savez(given, **{"i": np.array(1), "s[0]": normal(0, 3), "s[1]": normal(1, 2)})  # type: ignore[arg-type]
     command = ["run", str(model), "--compare", "--runs", "3", "--json", "--quiet"]
-    refused = CliRunner().invoke(commands.main, command)
+    refused = invoke(*command)
     assert "called 's[0]', 's[1]' and so on (--inputs FILE)" in refused.output
-    done = CliRunner().invoke(commands.main, [*command, "--inputs", str(given), "--outputs", f"{tmp_path}/made.npz"])
+    done = invoke(*command, "--inputs", given, "--outputs", f"{tmp_path}/made.npz")
     assert json.loads(done.stdout)["passed"] is True
     with np.load(tmp_path / "made.npz") as made:
         assert {name: made[name].tolist() for name in made} == {
@@ -104,7 +102,7 @@ def test_a_sequence_is_the_rows_of_an_array_in_a_file(rows: int, tmp_path: Path)
     onnx.save(parse(f"g (seq(float[N]) s) => (seq(float[N]) t, int64 n) {{ {nodes} }}"), model)
     np.savez(tmp_path / "given.npz", s=list(array))  # type: ignore[arg-type]
     files = ["--inputs", f"{tmp_path}/given.npz", "--outputs", f"{tmp_path}/made.npz"]
-    done = CliRunner().invoke(commands.main, ["run", str(model), "--runs", "1", "--quiet", *files])
+    done = invoke("run", model, "--runs", "1", "--quiet", *files)
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "made.npz") as made:
         assert made["n"] == rows
@@ -122,7 +120,7 @@ def test_sequences_of_other_lengths_differ() -> None:
 
 
 def test_tolerances_are_for_comparisons(tmp_path: Path) -> None:
-    done = CliRunner().invoke(commands.main, ["run", str(tmp_path / "model.onnx"), "--atol", "1e-3"])
+    done = invoke("run", tmp_path / "model.onnx", "--atol", "1e-3")
     assert done.exit_code == 2
     assert "--atol and --rtol are for --compare" in done.stderr
 
@@ -217,7 +215,7 @@ def test_text_is_compared_as_numbers_are(
     model = parse("g (string[16] s) => (string[16] y, bool[16] m) { y = StringConcat(s, s)  "
                   "m = RegexFullMatch<pattern = \"t.*\">(s) }", opset=20)  # fmt: skip
     onnx.save(model, "model.onnx")
-    done = CliRunner().invoke(commands.main, [command[0], "model.onnx", *command[1:], "--quiet"])
+    done = invoke(command[0], "model.onnx", *command[1:], "--quiet")
     if command[0] == "run":
         assert done.exit_code == 0, done.stderr
         assert "PASSED" in done.stdout

@@ -9,31 +9,26 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 import memonger
-from memonger.cli import commands
 from memonger.ir.modules import SCOPES, module_of
+from tests.support.command_line import invoke
 from tests.support.planning_models import network
 from tests.support.stock import normal, parse
 
 SCOPE = "['', 'layers', 'layers.0', 'layers.0.conv', 'conv2d']"
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, [str(each) for each in arguments], catch_exceptions=False)
-
-
 def _json(*arguments: object) -> Any:
-    result = _invoke(*arguments, "--json")
+    result = invoke(*arguments, "--json")
     assert result.stdout.count("\n") == 1
     return json.loads(result.stdout)
 
 
 def _text(*arguments: object) -> str:
     """What is printed, as one line."""
-    return " ".join(_invoke(*arguments).stdout.split())
+    return " ".join(invoke(*arguments).stdout.split())
 
 
 @pytest.fixture
@@ -143,11 +138,11 @@ def test_layers_of_a_plan_say_what_is_kept_and_where(tmp_path: Path, monkeypatch
 
 def test_flags_that_need_layers_say_so(model: Path) -> None:
     for flags in (("--batch", 2), ("--time",)):
-        result = _invoke("inspect", model, *flags)
+        result = invoke("inspect", model, *flags)
         assert result.exit_code == 2
         assert "--layers" in result.stderr
     memonger.search_plan(model, mode="inference", batch=2, device="none").save("planned.onnx")
-    assert _invoke("inspect", "planned.onnx", "--layers", "--batch", 3).exit_code == 2
+    assert invoke("inspect", "planned.onnx", "--layers", "--batch", 3).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -176,7 +171,7 @@ def test_modules_are_found_in_what_onnxruntimes_optimizer_made(model: Path) -> N
 
 
 def test_a_model_is_the_same_as_itself(model: Path) -> None:
-    result = _invoke("diff", model, model)
+    result = invoke("diff", model, model)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "are the same" in result.stdout
     assert _json("diff", model, model)["same"] is True
@@ -217,7 +212,7 @@ def test_each_difference_is_told(
     record = _json("diff", base, other)
     assert record["same"] is False
     assert record[part] == difference
-    result = _invoke("diff", base, other)
+    result = invoke("diff", base, other)
     assert (result.exit_code, result.stderr) == (1, "")
     assert words in " ".join(result.stdout.split())
 
@@ -250,6 +245,6 @@ def test_two_plans_differ_in_their_totals_and_in_what_is_recomputed(
 
 
 def test_trouble_has_a_status_of_its_own(model: Path) -> None:
-    result = _invoke("diff", model, "nowhere.onnx")
+    result = invoke("diff", model, "nowhere.onnx")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "nowhere.onnx: no such file" in result.stderr

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from memonger.cli import commands, planning
+from memonger.cli import planning
 from memonger.units import format_size
+from tests.support.command_line import invoke
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -65,7 +65,7 @@ def _written(name: str, folder: Path) -> Path:
 
 def _asked(command: str, *arguments: object, status: int = 0) -> Any:
     words = [command, *map(str, arguments), "--threads", "1", "--json", "--quiet"]
-    done = CliRunner().invoke(commands.main, words)
+    done = invoke(*words)
     assert done.exit_code == status, done.output
     return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stderr
 
@@ -87,7 +87,7 @@ def test_all_commands_give_one_answer(name: str, tmp_path: Path, monkeypatch: py
     # what it takes by default: plan, the file, plan-all, and a frontier that has nothing worse
     default = _asked("plan", model, "--batch", BATCH, "-o", planned)
     total = default["total_bytes"]
-    opened = json.loads(CliRunner().invoke(commands.main, ["inspect", str(planned), "--json"]).stdout)
+    opened = json.loads(invoke("inspect", planned, "--json").stdout)
     assert opened["plan"]["total_bytes"] == total
     assert opened["plan"]["arena_bytes"] == default["arena_bytes"]
     assert _asked("plan-all", model, "--batches", BATCH)["plans"][0]["total_bytes"] == total
@@ -140,7 +140,7 @@ def test_weights_in_files_are_in_every_answer(tmp_path: Path, monkeypatch: pytes
     for point in below:
         held = _asked("plan", *words, "--batch", BATCH, "--budget", point["total_bytes"])
         assert held["total_bytes"] <= point["total_bytes"]
-    shown = CliRunner().invoke(commands.main, ["pareto", *map(str, words), "--batch", str(BATCH), "--quiet"]).stdout
+    shown = invoke("pareto", *words, "--batch", BATCH, "--quiet").stdout
     assert "files" in shown
 
     for memory, in_files in ((weight_bytes // 2, True), (weight_bytes + (1 << 20), False)):

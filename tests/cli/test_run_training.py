@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli import commands, gradients, train
+from memonger.cli import gradients, train
 from memonger.cli.compare import stock_model
 from memonger.cli.measure_steps import StepsJob, StockTrainer
 from memonger.graph.schedule import drop_copies
@@ -17,6 +16,7 @@ from memonger.ir.save import save_model
 from memonger.model.load import load_as_is
 from memonger.runtime import process_memory
 from tests.support import training_models
+from tests.support.command_line import invoke
 from tests.support.planning_models import chain
 from tests.support.stock import normal, parse
 from tests.support.training_models import batch, classifier
@@ -34,7 +34,7 @@ def planned(tmp_path: Path) -> Path:
 def test_a_training_plan_is_trained_and_compared_with_stock_onnxruntime(planned: Path) -> None:
     np.savez(planned.with_name("batch.npz"), **batch())
     flags = ("--compare", "--steps", "5", "--inputs", str(planned.with_name("batch.npz")), "--json")
-    done = CliRunner().invoke(commands.main, ["run", str(planned), *flags])
+    done = invoke("run", planned, *flags)
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert record["passed"] is record["bitwise_equal"] is True
@@ -54,7 +54,7 @@ def test_state_is_no_part_of_what_steps_take(tmp_path: Path) -> None:
     options = {"loss": "mean_squared_error", "optimizer": memonger.Adam(lr=0.01), "device": "cpu"}
     plan = memonger.search_plan(model, **options)
     plan.save(tmp_path / "planned.onnx")
-    done = CliRunner().invoke(commands.main, ["run", str(tmp_path / "planned.onnx"), "--steps", "3", "--json"])
+    done = invoke("run", tmp_path / "planned.onnx", "--steps", "3", "--json")
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert record["peak_bytes"] <= plan.arena_bytes + plan.workspace_bytes + 4 * memonger.MiB  # state takes 8
@@ -125,9 +125,7 @@ def test_inputs_of_a_training_model_without_a_plan_are_those_of_a_step(tmp_path:
     adam = memonger.differentiate(classifier(), loss=LOSS, optimizer=memonger.Adam(lr=0.01))
     save_model(adam.ir, tmp_path / "training.onnx")
     np.savez(tmp_path / "batch.npz", **{**batch(), "labels": np.full(training_models.BATCH, 9)})
-    done = CliRunner().invoke(
-        commands.main, ["run", str(tmp_path / "training.onnx"), "--inputs", str(tmp_path / "batch.npz"), "--quiet"]
-    )
+    done = invoke("run", tmp_path / "training.onnx", "--inputs", tmp_path / "batch.npz", "--quiet")
     assert done.exit_code == 1
     assert "input 'labels' has 9 at [0]: its numbers are those of the 5 classes" in done.stderr
 
@@ -141,9 +139,7 @@ def test_random_labels_are_of_the_classes(planned: Path) -> None:
 
 def test_a_backward_pass_without_a_loss_runs_as_a_model_and_shows_no_table_of_gradients(tmp_path: Path) -> None:
     save_model(memonger.differentiate(classifier()).ir, tmp_path / "backward.onnx")
-    done = CliRunner().invoke(
-        commands.main, ["run", str(tmp_path / "backward.onnx"), "--device", "none", "--runs", "1"]
-    )
+    done = invoke("run", tmp_path / "backward.onnx", "--device", "none", "--runs", "1")
     assert done.exit_code == 0, done.output
     assert "Gradients: 4 tensors" in done.stdout
     assert "first.weight.grad" not in done.stdout.split("Gradients:")[0]

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.cli import commands
 from memonger.serving import export
 from memonger.units import shown
+from tests.support.command_line import invoke
 
 STRANGE = "\x1b[31m\nmemonger: fine\u202e\u2028\x07[bold]:smile:\x9b"
 ESCAPED = "\\x1b[31m\\nmemonger: fine\\u202e\\u2028\\x07[bold]:smile:\\x9b"
@@ -31,8 +30,7 @@ def _model() -> onnx.ModelProto:
 
 
 def _printed(*arguments: object) -> str:
-    result = CliRunner().invoke(commands.main, [str(each) for each in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = invoke(*arguments)
     assert all(sign.isprintable() or sign == "\n" for sign in result.output)
     return result.output
 

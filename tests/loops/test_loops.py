@@ -259,6 +259,7 @@ def test_what_gains_nothing_is_refused_with_the_reason(large: Path, monkeypatch:
         memonger.shrink(large, dims={"n": (1, 8), "m": (1, 8)})
     monkeypatch.setattr(search, "NOISE", -2.0)
     monkeypatch.setattr(search, "TRIED", 1)
+    monkeypatch.setattr(search, "TURNS", (5, 5))
     with pytest.raises(
         PlanError, match=r"gains nothing in loops: of \d that were tried, .*a run takes \d+\.\d\d of the time"
     ):

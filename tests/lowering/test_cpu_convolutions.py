@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import memonger
@@ -15,6 +14,7 @@ from memonger.ir.marks import TURNED_WEIGHT, DepthwiseWeight
 from memonger.ir.model import Model
 from memonger.lowering.cpu_convolutions import DOMAIN, block_convolutions, block_size
 from memonger.lowering.device_form import forms
+from tests.support import networks
 from tests.support.passes import after
 
 BLOCK = block_size()
@@ -45,12 +45,10 @@ def dense(batch: int, channels: int, outputs: int, side: int, kernel: int, strid
 
 
 def results(model: Model) -> dict[str, np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(ir.to_proto(model.ir).SerializeToString(), options)
+    session = networks.stock(ir.to_proto(model.ir), "ORT_DISABLE_ALL")
     generator = np.random.default_rng(0)
     feeds = {v.name: generator.standard_normal(v.shape).astype(np.float32) for v in session.get_inputs()}
-    return dict(zip((v.name for v in session.get_outputs()), session.run(None, feeds), strict=True))
+    return networks.run_stock(session, feeds)
 
 
 def blocked_operators(model: ir.Model) -> list[str]:

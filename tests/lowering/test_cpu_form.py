@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import memonger
 from memonger.lowering.cpu import fuse_products
+from tests.support import networks
 from tests.support.passes import after
 
 INEXACT = partial(fuse_products, exact=False)
@@ -31,10 +31,7 @@ def _run(model: ir.Model) -> list[np.ndarray]:
         v.name: generator.standard_normal([d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32)
         for v in proto.graph.input
     }
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
+    return networks.stock(proto, "ORT_DISABLE_ALL").run(None, feeds)
 
 
 @pytest.mark.parametrize(("rows", "width", "left"), [(16, 16, 0), (5, 33, 0), (128, 128, 0), (130, 130, 2)])
@@ -109,10 +106,7 @@ def test_rows_are_added_up_with_the_same_bits_in_each_run() -> None:
 
 
 def _gradients(model: ir.Model, feeds: dict[str, np.ndarray], runs: int) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    session = networks.stock(ir.to_proto(model), "ORT_DISABLE_ALL", threads=4)
     return [session.run(["table.grad"], feeds)[0] for _ in range(runs)]
 
 

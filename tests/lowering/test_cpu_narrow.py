@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -14,6 +13,7 @@ import memonger
 from memonger.errors import PlanError
 from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.model.load import load
+from tests.support import networks
 from tests.support.passes import after
 
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -34,12 +34,7 @@ def test_results_are_rounded_as_the_model_says(kind: str) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.333, TYPES[kind]), "third"))
     feeds = {"x": np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)}
     written = after(widen_narrow_nodes, load(model))
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        written.proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    (found,) = session.run(["y"], feeds)
+    (found,) = networks.stock(written.proto, "ORT_DISABLE_ALL").run(["y"], feeds)
     wanted = ReferenceEvaluator(model).run(["y"], feeds)[0]
     np.testing.assert_array_equal(found, wanted)
     types = {node.op_type: node.outputs[0].dtype for node in written.graph}

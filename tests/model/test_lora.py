@@ -5,22 +5,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memonger
 from memonger.errors import PlanError
+from tests.support import networks
 from tests.support.training_models import batch, classifier
 
 RANK, ALPHA = 3, 6.0
 
 
 def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return np.asarray(onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})[0])
+    return np.asarray(networks.stock(model).run(None, {"x": x})[0])
 
 
 def sentences() -> onnx.ModelProto:

@@ -6,11 +6,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner
 from onnx import numpy_helper
 
 import memonger
-from memonger.cli.commands import main
 from memonger.errors import PlanError
 from memonger.ir.save import save_model
 from memonger.loops.writer import with_loops
@@ -18,6 +16,7 @@ from memonger.model import original_model
 from memonger.model.load import load, load_as_is
 from memonger.tiling.axes import axes_of
 from memonger.tiling.slices import Band, SliceStage
+from tests.support.command_line import invoke
 from tests.support.stock import normal, parse
 
 
@@ -50,7 +49,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_unplan_gives_the_original_back(small: Path) -> None:
     assert "Scan" in {node.op_type for node in onnx.load(small).graph.node}
-    done = CliRunner().invoke(main, ["unplan", str(small), "-o", str(small.with_name("again.onnx"))])
+    done = invoke("unplan", small, "-o", small.with_name("again.onnx"))
     assert done.exit_code == 0, done.output
     again, was = onnx.load(small.with_name("again.onnx")), _original()
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in again.graph.initializer}

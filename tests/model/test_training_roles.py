@@ -13,6 +13,7 @@ import memonger
 from memonger.errors import PlanError
 from memonger.ir import training_roles
 from memonger.ir.training_roles import KEY, Training
+from tests.support import networks
 from tests.support.gradient_checks import run
 from tests.support.training_steps import Stock, batch, differentiated, model, net
 
@@ -220,13 +221,9 @@ def test_older_opsets_are_raised() -> None:
 
 def test_steps_of_an_optimized_session_are_the_same_after_a_bad_one() -> None:
     """onnxruntime folds and merges what it can at load; a NaN may stay nowhere."""
-    import onnxruntime
-
     made = differentiated(model(net()), optimizer=memonger.SGD(0.1, momentum=0.9))
     plain, optimized = Stock(made), Stock(made)
-    optimized.session = onnxruntime.InferenceSession(
-        optimized.model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    optimized.session = networks.stock(optimized.model)
     bad = batch(0)
     bad["x"][0] = np.nan
     for number in range(3):

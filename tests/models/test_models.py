@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 import models
 from models.__main__ import main
+from tests.support import networks
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,11 +91,7 @@ def small(name: str, *, batch: int | None = 2, training: bool = False, seed: int
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return networks.stock(model, "ORT_DISABLE_ALL", threads=1)
 
 
 def random_inputs(model: onnx.ModelProto, seed: int, batch: int = 2) -> dict[str, npt.NDArray[np.generic]]:

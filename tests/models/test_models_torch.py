@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
 import models
+from tests.support import networks
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -113,9 +113,7 @@ def gpt(w: Weights, tokens: Any) -> Any:
 
 
 def run(model: onnx.ModelProto, outputs: list[str], feeds: dict[str, Any]) -> Iterator[Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = networks.stock(model, threads=1)
     return iter(session.run(outputs, {name: np.asarray(tensor) for name, tensor in feeds.items()}))
 
 

@@ -10,6 +10,7 @@ from onnx import helper
 import memonger
 from memonger.ir.marks import CHUNK
 from memonger.planner import chunk_timing, search_plan
+from memonger.runtime.pairs import Pairs
 from tests.support.networks import model_of
 from tests.support.stock import normal
 from tests.tiling.test_chunking import convolutions
@@ -30,10 +31,15 @@ def _copies(plan: memonger.Plan) -> int:
     return sum(CHUNK in node.metadata_props for node in plan.model.graph)
 
 
+def _alike(ratio: float | None) -> Pairs | None:
+    """Pairs of one ratio each, beside what 0.5 allows."""
+    return None if ratio is None else Pairs(1.53, [ratio] * 5)
+
+
 def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger.Plan:
     """A few convolutions at batch 64, with these for measured ratios."""
     given: Iterator[float | None] = iter(ratios)
-    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: next(given))
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "pairs", lambda *_: _alike(next(given)))
     monkeypatch.setattr(chunk_timing, "SHORTEST", 0.0)
     return memonger.search_plan(convolutions(64), device="cpu", mode="inference", max_overhead=0.5)
 
@@ -59,9 +65,9 @@ def test_chunks_that_take_too_long_leave_weights_that_are_mapped_in_the_file(mon
     weights = {f"w{n}": normal(n, 512, 512) for n in layers}
     model = model_of(nodes, {"x0": [2048, 512]}, {"x3": [2048, 512]}, **weights)
     monkeypatch.setattr(chunk_timing, "SHORTEST", 0.0)
-    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: 0.0)
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "pairs", lambda *_: _alike(0.1))
     chunked = memonger.search_plan(model, device="cpu", mode="inference", max_overhead=2.0, weights="mapped")
-    monkeypatch.setattr(chunk_timing.ChunkTimer, "ratio", lambda *_: 4.0)
+    monkeypatch.setattr(chunk_timing.ChunkTimer, "pairs", lambda *_: _alike(4.0))
     whole = memonger.search_plan(model, device="cpu", mode="inference", max_overhead=2.0, weights="mapped")
     assert chunked.chunks
     assert not whole.chunks
@@ -90,13 +96,13 @@ def test_two_plans_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for given in keywords:
         plan = memonger.search_plan(PERCEPTRON, batch=8, **given)
-        ratio = chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan)
-        assert ratio is not None
-        assert 0.01 < ratio < 100
-    assert chunk_timing.ChunkTimer(plan, 1e-3, 2.0, None).ratio(plan) is None
+        pairs = chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).pairs(plan)
+        assert pairs is not None
+        assert 0.01 < pairs.ratio < 100
+    assert chunk_timing.ChunkTimer(plan, 1e-3, 2.0, None).pairs(plan) is None
     monkeypatch.setattr(chunk_timing, "BUSY", -1.0)
-    assert chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).ratio(plan) is None
-    assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).ratio(plan) is None
+    assert chunk_timing.ChunkTimer(plan, 0.01, 2.0, None).pairs(plan) is None
+    assert chunk_timing.ChunkTimer(plan, 5.0, 2.0, None).pairs(plan) is None
 
 
 COLD = ["whole 9", "whole 1", "9"]
@@ -114,28 +120,28 @@ def _pairs(*ratios: float) -> list[str]:
 
 
 TIMES = {
-    # seconds of a run about; plans in turn, of each the runs (seconds, in chunks or not, busy or not), what is measured
-    "short: seven pairs are clear": (0.1, [[*COLD, *_pairs(*[1.02] * 7)]], [1.02]),
-    "short: or too slow": (0.1, [[*COLD, *_pairs(*[1.3] * 7)]], [1.3]),
-    "short: one of eleven counts little": (0.1, [[*COLD, *_pairs(1.3, *[1.02] * 10)]], [1.02]),
-    "short: the median of all that there is time for": (0.5, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.0, 1.2, 1.0)]], [1.05]),
+    # seconds of a run about; of each plan in turn the runs (seconds, in chunks or not, busy or not), what is measured,
+    # and whether that is too slow
+    "short: three pairs are clear": (0.1, [[*COLD, *_pairs(*[1.02] * 3)]], [(1.02, False)]),
+    "short: five say that it is too slow": (0.1, [[*COLD, *_pairs(*[1.3] * 5)]], [(1.3, True)]),
+    "short: a slow one of five counts little": (0.1, [[*COLD, *_pairs(1.3, *[1.02] * 5)]], [(1.02, False)]),
+    "short: a fast one of eight likewise": (0.1, [[*COLD, *_pairs(1.3, 1.0, *[1.3] * 6)]], [(1.3, True)]),
+    "a second: unclear in the time there is": (1.0, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.0, 1.2)]], [(1.1, False)]),
     "short: others are running": (0.1, [[*COLD, *_pairs(1.0), "busy whole 1", "1"]], [None]),
     "short: from the first": (0.1, [["busy whole 9", "whole 9"]], [None]),
-    "a second of each": (1.0, [[*COLD, *_pairs(1.3, 1.1, 1.2)], ["9", *_pairs(1.2, 1.2, 1.2)]], [1.2, 1.2]),
-    "long: one of each": (5.0, [["4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "long: another where it is too slow": (5.0, [["4.4", "whole 4.0", "4.1", "whole 4.0"]], [4.1 / 4.0]),
-    "long: coarser ones are compared with the same": (
-        5.0, [["4.4", "whole 4.0", "4.6", "whole 4.0"], ["4.4", "4.3"], ["4.1"]], [1.1, 4.3 / 4.0, 4.1 / 4.0]
-    ),
+    "two plans": (1.0, [[*COLD, *_pairs(*[1.3] * 5)], ["9", *_pairs(1.2, *[1.0] * 4)]], [(1.3, True), (1.0, False)]),
+    "long: one of each": (5.0, [["4.1", "whole 4.0"]], [(4.1 / 4.0, False)]),
+    "long: another where it is too slow": (5.0, [_pairs(1.2, 1.1, 1.0)], [(1.1, False)]),
+    "long: five are too slow": (5.0, [_pairs(*[1.1] * 5), _pairs(1.0)], [(1.1, True), (1.0, False)]),
     "long: others are running": (5.0, [["busy 9", "whole 4.0"]], [None]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "plans", "expected"), TIMES.values(), ids=TIMES)
 def test_pairs_are_compared_until_it_is_clear_on_which_side_of_the_limit_they_are(
-    seconds: float, plans: list[list[str]], expected: list[float | None], monkeypatch: pytest.MonkeyPatch
+    seconds: float, plans: list[list[str]], expected: list[tuple[float, bool] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine has slow phases, and each pair is of one. Of long runs one pair is timed, or two."""
+    """A machine has slow phases, and each pair is of one. Of long runs one pair that is fast enough is enough."""
     left = list[str]()
 
     def timed(name: str) -> tuple[float, float]:
@@ -151,7 +157,11 @@ def test_pairs_are_compared_until_it_is_clear_on_which_side_of_the_limit_they_ar
     whole = SimpleNamespace(parameter_bytes=0)
     timer = chunk_timing.ChunkTimer(whole, seconds, 1.05, None)  # type: ignore[arg-type]
     monkeypatch.setattr(chunk_timing, "_runner", lambda plan, _: Run("whole" if plan is whole else plan))
-    for number, (runs, ratio) in enumerate(zip(plans, expected, strict=True)):
+    for number, (runs, wanted) in enumerate(zip(plans, expected, strict=True)):
         left += runs
-        assert timer.ratio(str(number)) == (None if ratio is None else pytest.approx(ratio))  # type: ignore[arg-type]
+        pairs = timer.pairs(str(number))  # type: ignore[arg-type]
         assert not left
+        assert (pairs is None) == (wanted is None)
+        if pairs is not None and wanted is not None:
+            assert pairs.ratio == pytest.approx(wanted[0])
+            assert pairs.is_too_slow == wanted[1]

@@ -6,14 +6,13 @@ from typing import Any
 
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
 import models
-from memonger.cli.commands import main
 from memonger.graph.graph import ALIGNMENT
 from tests.models.test_models import small
 from tests.planner.test_networks_planned import ALIKE
+from tests.support.command_line import invoke
 from tests.support.cuda import ON_STAND_IN, needs_cuda, on_stand_in
 
 pytestmark = needs_cuda
@@ -78,16 +77,14 @@ def test_a_step_that_does_not_fit_without_a_plan_is_measured_under_one(monkeypat
 def test_the_commands_plan_and_run(tmp_path: Path) -> None:
     source, planned = tmp_path / "model.onnx", tmp_path / "planned.onnx"
     onnx.save(small("mobilenet_v2"), source)
-    made = CliRunner().invoke(
-        main, ["plan", str(source), "--mode", "inference", "--device", "cuda", "-o", str(planned), "--json"]
-    )
+    made = invoke("plan", source, "--mode", "inference", "--device", "cuda", "-o", planned, "--json")
     assert made.exit_code == 0, made.output
     told = json.loads(made.stdout)
     assert told["device"] == "cuda:0"
     assert told["total_bytes"] >= told["arena_bytes"] + told["parameter_bytes"]
-    ran = CliRunner().invoke(main, ["run", str(planned), "--json"])
+    ran = invoke("run", planned, "--json")
     assert ran.exit_code == 0, ran.output
     if not ON_STAND_IN:
-        compared = CliRunner().invoke(main, ["run", str(planned), "--compare", "--runs", "2", "--json"])
+        compared = invoke("run", planned, "--compare", "--runs", "2", "--json")
         assert compared.exit_code == 0, compared.output
         assert json.loads(compared.stdout)["bitwise_equal"]

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
 import memonger
-from memonger.cli.commands import main
 from memonger.graph.ranged import at_sizes
 from memonger.graph.verify import sharing_pairs, stays_within, verify
 from memonger.report.summary import headline, plan_record
@@ -23,6 +21,7 @@ from memonger.runtime import ranged
 from memonger.serving import export
 from memonger.serving.serving import PlannedFleet
 from tests.support import networks
+from tests.support.command_line import invoke
 from tests.support.stock import LEVELS
 
 HEAD = """<ir_version: 10, opset_import: ["": 20]> g (float[n,3,side,side] x) => (float[n,c,h,w] y) {"""
@@ -381,12 +380,12 @@ def test_ranges_are_given_on_the_command_line(tmp_path: Path) -> None:
     model, planned = tmp_path / "chain.onnx", tmp_path / "planned.onnx"
     onnx.save(_chain(), model)
     words = ["plan", str(model), "--dim", "n=2:11:4", "--device", "none", "--mode", "inference", "-o", str(planned)]
-    done = CliRunner().invoke(main, words)
+    done = invoke(*words)
     assert done.exit_code == 0, done.output
     assert memonger.Plan.load(planned).ranges["n"].most == 10
     np.savez(tmp_path / "x.npz", **_x(5))
     words = ["run", str(planned), "--inputs", str(tmp_path / "x.npz"), "--pad", "--runs", "1"]
-    done = CliRunner().invoke(main, words)
+    done = invoke(*words)
     assert done.exit_code == 0, done.output
     assert "[5, 6]" in done.output
 
@@ -395,11 +394,11 @@ def test_the_command_that_a_refusal_names_works_with_ranges(tmp_path: Path) -> N
     nodes = [helper.make_node(kind, [f"v{n}"], [f"v{n + 1}"]) for n, kind in enumerate(["Exp", "Relu", "Softmax"])]
     onnx.save(networks.model_of(nodes, {"v0": ["rows", "n"]}, {"v3": ["rows", "n"]}), path := tmp_path / "model.onnx")
     words = ["plan", str(path), "--dim", "n=1:4096", "--dim", "rows=1:9:4", "--mode", "inference", "--budget", "200KiB"]
-    refused = CliRunner().invoke(main, words)
+    refused = invoke(*words)
     assert refused.exit_code == 1
     hint = refused.output.partition(" that fits: memonger ")[2].split()
     assert "rows=1:9:4" in hint
-    done = CliRunner().invoke(main, hint)
+    done = invoke(*hint)
     assert done.exit_code == 0, done.output
     assert "n 2844 fits 200 KiB" in done.output
 

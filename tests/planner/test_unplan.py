@@ -8,11 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli import commands
 from tests.support import planning_models
+from tests.support.command_line import invoke
 from tests.support.networks import run_stock, stock
 from tests.support.training_models import batch, classifier
 
@@ -126,13 +125,13 @@ def test_the_command_writes_the_model_and_never_the_file_itself(tmp_path: Path) 
     content, link, out = planned.read_bytes(), tmp_path / "link.onnx", tmp_path / "model.onnx"
     link.symlink_to(planned)
     for same in (planned, link):
-        refused = CliRunner().invoke(commands.main, ["unplan", str(planned), "-o", str(same), "--force"])
+        refused = invoke("unplan", planned, "-o", same, "--force")
         assert refused.exit_code == 1
         assert "never overwritten" in refused.stderr
     assert planned.read_bytes() == content
-    done = CliRunner().invoke(commands.main, ["unplan", str(planned), "-o", str(out), "--json"])
+    done = invoke("unplan", planned, "-o", out, "--json")
     assert json.loads(done.stdout)["kind"] == "forward"
     assert _outputs(onnx.load(out), _x()) == _outputs(_source(), _x())
-    refused = CliRunner().invoke(commands.main, ["unplan", str(out), "-o", str(tmp_path / "other.onnx")])
+    refused = invoke("unplan", out, "-o", tmp_path / "other.onnx")
     assert (refused.exit_code, (tmp_path / "other.onnx").exists()) == (1, False)
     assert "has no plan in it" in refused.stderr

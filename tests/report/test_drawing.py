@@ -10,12 +10,11 @@ from typing import Any
 import networkx
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import memonger
-from memonger.cli import commands
 from memonger.report.drawing import DrawnNode, _Colors, rendered
 from tests.support import planning_models
+from tests.support.command_line import invoke
 from tests.support.training_models import classifier
 
 STRING = r'"((?:[^"\\]|\\.)*)"'
@@ -162,21 +161,17 @@ def test_a_graph_without_a_model_is_drawn() -> None:
     assert len(_boxes(memonger.draw(memonger.search_plan(graph, strategy="none")), "after")) == 2
 
 
-def _invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.main, ["draw", *(str(argument) for argument in arguments)])
-
-
 def test_the_command_writes_dot_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(classifier(), "model.onnx")
-    text = _invoke("model.onnx").stdout
+    text = invoke("draw", "model.onnx").stdout
     assert text.startswith('digraph "model.onnx" {')
-    record = json.loads(_invoke("model.onnx", "-o", "graph.dot", "--json").stdout)
+    record = json.loads(invoke("draw", "model.onnx", "-o", "graph.dot", "--json").stdout)
     assert (record["steps"], record["drawn"], record["format"]) == (5, 5, "dot")
     assert Path("graph.dot").read_text() == text
-    assert "5 of 5 steps" in _invoke("model.onnx", "-o", "graph.txt", "--dot").stdout
+    assert "5 of 5 steps" in invoke("draw", "model.onnx", "-o", "graph.txt", "--dot").stdout
     assert Path("graph.txt").read_text() == text
-    assert _invoke("model.onnx", "-o", "graph.jpg").exit_code == 2
+    assert invoke("draw", "model.onnx", "-o", "graph.jpg").exit_code == 2
 
 
 def test_graphviz_is_named_where_it_is_missing_and_where_it_fails(
@@ -185,14 +180,14 @@ def test_graphviz_is_named_where_it_is_missing_and_where_it_fails(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     onnx.save(classifier(), "model.onnx")
-    missing = _invoke("model.onnx", "-o", "graph.svg")
+    missing = invoke("draw", "model.onnx", "-o", "graph.svg")
     assert missing.exit_code == 1
     assert "apt install graphviz" in missing.stderr
     program = tmp_path / "dot"
     program.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
     program.chmod(0o755)
-    assert "refuses the graph: no room" in _invoke("model.onnx", "-o", "graph.svg").stderr
+    assert "refuses the graph: no room" in invoke("draw", "model.onnx", "-o", "graph.svg").stderr
     assert not Path("graph.svg").exists()
     program.write_text("#!/bin/sh\necho $1\nexec /bin/cat\n")
-    assert _invoke("model.onnx", "-o", "graph.svg").exit_code == 0
+    assert invoke("draw", "model.onnx", "-o", "graph.svg").exit_code == 0
     assert Path("graph.svg").read_text().startswith("-Tsvg\ndigraph")

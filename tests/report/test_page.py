@@ -15,15 +15,14 @@ from typing import Any
 
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.cli import commands
 from memonger.plan_file import ChunkedBand
 from memonger.report.page import page
 from memonger.report.view import View
 from tests.support.browser import Page, browser, needs_browser
+from tests.support.command_line import invoke
 from tests.support.planning_models import LOSS, chain
 
 NASTY = "</script><img src=x onerror=alert(1)>\"'&amp;`${x}\u202e\x07\\ 名前"
@@ -126,7 +125,7 @@ def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def _invoke(*arguments: str, status: int = 0) -> str:
-    result = CliRunner().invoke(commands.main, list(arguments), catch_exceptions=False)
+    result = invoke(*arguments)
     assert result.exit_code == status, result.output
     return result.stdout if status == 0 else result.output
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli.commands import main
 from memonger.devices import parse_device
 from memonger.runtime.cuda import missing
+from tests.support.command_line import invoke
 from tests.support.planning_models import chain
 
 
@@ -160,7 +159,7 @@ def test_a_plan_for_a_device_that_is_not_there_ends_with_one_line(tmp_path: Path
         pytest.skip("this onnxruntime has CUDA")
     path = tmp_path / "model.onnx"
     onnx.save(chain(3), path)
-    result = CliRunner().invoke(main, ["plan", str(path), "--mode", "inference", "--device", "cuda:0"])
+    result = invoke("plan", path, "--mode", "inference", "--device", "cuda:0")
     assert result.exit_code == 1
     assert "pip install 'memonger[gpu]'" in result.output
     assert "Traceback" not in result.output

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -59,7 +58,7 @@ MODELS: dict[str, tuple[Any, dict[str, str]]] = {"recurrent": (recurrent, RECURR
 
 def as_stock(model: onnx.ModelProto, state: dict[str, str], given: list[dict[str, np.ndarray]]) -> list[Any]:
     """What stock onnxruntime gives whose state is fed back, and the state at last."""
-    stock = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    stock = networks.stock(model)
     shapes = {value.name: value.shape for value in stock.get_inputs()}
     kept = {name: np.zeros(shapes[name], np.float32) for name in state}
     found: list[Any] = []
@@ -214,7 +213,7 @@ def test_a_given_state_replaces_what_was_kept_only_when_the_run_succeeds(name: s
             session.run({**feeds[1], "at": np.full((1, WIDTH), LENGTH), key: given})
         assert (session.state_dict()[key] == before).all()
     answer = session.run({**feeds[1], key: given})["y"]
-    stock = onnxruntime.InferenceSession(make().SerializeToString(), providers=["CPUExecutionProvider"])
+    stock = networks.stock(make())
     results = networks.run_stock(stock, {**feeds[1], key: given})
     assert (answer == results["y"]).all()
     assert (session.state_dict()[key] == results[state[key]]).all()

@@ -3,7 +3,6 @@
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import memonger
@@ -15,6 +14,7 @@ from memonger.ir.model import Model
 from memonger.ir.names import name_nodes
 from memonger.ir.training_roles import Training
 from memonger.schedule.reduction import deadlines
+from tests.support import networks
 
 POINTWISE = """<ir_version: 10, opset_import: ["": 20]> g (float[2,8,5,5] x) => (float l)
     <float[16,8,1,1] v, float[8,16,1,1] w> {
@@ -62,9 +62,7 @@ def test_a_view_of_a_parameter_takes_no_bytes_and_runs_no_node(model: memonger.M
     run = {node.name for engine in trainer.engines for node in engine.session.get_inputs()}
     assert run >= _views(plan.graph).keys()
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    stock = onnxruntime.InferenceSession(ir.to_proto(plan.model).SerializeToString(), options)
+    stock = networks.stock(ir.to_proto(plan.model), "ORT_DISABLE_ALL")
     inputs = [*stock.get_inputs(), *stock.get_overridable_initializers()]
     generator, updates = np.random.default_rng(0), _roles(plan).updates
     state = {name: array for name, array in trainer.state_dict().items() if name in updates}

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
 from memonger.allocation.buffers import Buffer
 from memonger.allocation.onnxruntime_arena import region_bytes
-from memonger.cli.commands import main
 from memonger.plan import LIMIT_MARGIN
 from memonger.report.summary import headline, plan_record
 from memonger.runtime import process_memory
 from memonger.units import MiB
 from tests.support import networks
+from tests.support.command_line import invoke
 
 N, TIMES = 100_000, 24
 
@@ -236,7 +235,7 @@ def test_they_have_a_line_of_their_own(tmp_path: Path) -> None:
     model = tmp_path / "picking.onnx"
     onnx.save(_picking(), model)
     words = ["plan", str(model), "--device", "cpu", "--mode", "inference", "--budget", "12MiB"]
-    done = CliRunner().invoke(main, words)
+    done = invoke(*words)
     assert "to spare for inputs like those that were measured" in " ".join(done.output.split())
 
 

@@ -15,6 +15,7 @@ import pytest
 import memonger
 from memonger.errors import PlanError, SessionError
 from memonger.ir import training_roles as training_metadata
+from tests.support import networks
 from tests.support.training_models import BATCH, CLASSES, FEATURES, batch, classifier, plan
 
 OPTIMIZERS = [
@@ -37,9 +38,7 @@ def _stock_steps(model: onnx.ModelProto, count: int) -> tuple[list[float], dict[
     training = training_metadata.read(memonger.load(model).ir, "model")
     assert training is not None
     assert training.loss is not None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    session = networks.stock(model)
     names = [output.name for output in session.get_outputs()]
     defaults = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}

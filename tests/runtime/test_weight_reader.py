@@ -17,17 +17,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 import memonger
 from memonger.cli import compare
-from memonger.cli.commands import main
 from memonger.plan_file import KEY
 from memonger.report.diff import diff_lines, diff_record
 from memonger.runtime import disk, process_memory, weight_reader
 from memonger.runtime.prepared import FileSpan, ReadSchedule, WeightRead
 from models.decoder import Sizes, decoder
+from tests.support.command_line import invoke
 from tests.support.mapped_files import cached, resident
 from tests.support.networks import model_of, stock
 from tests.support.stock import normal, run_stock
@@ -367,7 +366,7 @@ def test_where_nothing_tells_pages_the_plan_runs_and_says_so(
     with memonger.Session(planned) as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
         assert "nothing tells which pages of a file are in memory" in session.weight_readers[0].why_not
-    record = CliRunner().invoke(main, ["run", str(planned), "--json", "--runs", "1"])
+    record = invoke("run", planned, "--json", "--runs", "1")
     assert "nothing tells which pages" in json.loads(record.output)["why_no_window"]
 
 
@@ -381,7 +380,7 @@ def test_weights_inside_the_file_cannot_stay_in_it(own: Path) -> None:
 def test_a_model_with_its_weights_inside_is_planned_below_them(tmp_path: Path, expected: np.ndarray) -> None:
     onnx.save(_model(), tmp_path / "model.onnx")
     asked = ["plan", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "planned.onnx"), "--mode", "inference"]
-    said = CliRunner().invoke(main, [*asked, "--device", "cpu", "--budget", BUDGET])
+    said = invoke(*asked, "--device", "cpu", "--budget", BUDGET)
     assert said.exit_code == 0
     (data,) = tmp_path.glob("planned.onnx.*.data")
     assert ("Reading through the window costs" in said.output) == (disk.speed(str(data)) is not None)

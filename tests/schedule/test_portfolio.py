@@ -24,42 +24,13 @@ from memonger.schedule.portfolio import PortfolioSearch, Tuning, search
 from memonger.schedule.problem import Problem, check, cost, memory, peak
 from memonger.schedule.timeline import Timeline
 from tests.support.brute_force import cheapest, slow_memory
+from tests.support.recompute_problems import problems
 
 DATA = Path(__file__).parents[1] / "data" / "remat"
 
 
 def load(name: str) -> Problem:
     return problem_of(DATA / f"{name}.json")
-
-
-@st.composite
-def small_problems(draw: st.DrawFn, most: int = 8, plain: bool = False) -> Problem:
-    """Problems with several outputs a node, zero sizes and costs, pinned values, scratch, fixed nodes, deadlines, and
-    nodes that may overwrite what they read."""
-    n = draw(st.integers(1, most))
-    reads, writes, sizes = [], [], list[int]()
-    for _ in range(n):
-        reads.append(tuple(sorted(draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3)))) if sizes else ())
-        count = 1 if plain else draw(st.sampled_from([1, 1, 1, 2]))
-        writes.append(tuple(range(len(sizes), len(sizes) + count)))
-        sizes += [draw(st.integers(0, 9)) for _ in range(count)]
-    costs = tuple(float(draw(st.integers(0, 9))) for _ in range(n))
-    if plain:
-        return Problem(costs, tuple(reads), tuple(writes), tuple(sizes))
-    free = tuple(draw(st.sampled_from([True, True, True, False])) for _ in range(n))
-    late = {i: [j for j in range(i + 1, n) if not free[j]] for i in range(n)}
-    return Problem(
-        costs,
-        tuple(reads),
-        tuple(writes),
-        tuple(sizes),
-        recomputable=free,
-        pinned=tuple(v for v in range(len(sizes)) if draw(st.integers(0, 9)) == 0),
-        workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
-        base=draw(st.integers(0, 5)),
-        deadline=tuple(draw(st.sampled_from([n, n, *late[i]])) for i in range(n)),
-        inplace=tuple(tuple(v for v in values if draw(st.booleans())) for values in reads),
-    )
 
 
 def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
@@ -78,7 +49,7 @@ def training_chain(layers: int, seed: int = 1, skip: int = 0) -> Problem:
 
 
 @settings(max_examples=40, deadline=None)
-@given(small_problems(), st.randoms(use_true_random=False))
+@given(problems(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random) -> None:
     timeline = Timeline(problem)
     states = [(timeline.mark(), timeline.schedule())]
@@ -105,7 +76,7 @@ def test_memory_is_what_the_definition_says(problem: Problem, rng: random.Random
 
 
 @settings(max_examples=40, deadline=None)
-@given(small_problems(), st.integers(0, 60))
+@given(problems(), st.integers(0, 60))
 def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
     mark = timeline.mark()
@@ -119,7 +90,7 @@ def test_a_timeline_goes_back_to_where_it_was(problem: Problem, budget: int) -> 
 
 
 @settings(max_examples=40, deadline=None)
-@given(small_problems(), st.floats(0.4, 1.0))
+@given(problems(), st.floats(0.4, 1.0))
 def test_a_found_schedule_is_valid_and_no_better_than_brute_force(problem: Problem, fraction: float) -> None:
     budget = int(peak(problem, problem.schedule) * fraction)
     best = cheapest(problem, budget, given_order=False)
@@ -155,7 +126,7 @@ def test_the_search_finds_nearly_all_optima_of_small_problems() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(small_problems(most=6), st.floats(0.5, 1.0), st.booleans())
+@given(problems(most=6), st.floats(0.5, 1.0), st.booleans())
 def test_exact_equals_brute_force(problem: Problem, fraction: float, free: bool) -> None:
     pytest.importorskip("ortools")
     budget = int(peak(problem, problem.schedule) * fraction)
@@ -321,7 +292,7 @@ def test_crossing_edges_leave_a_better_order() -> None:
     assert sum(max(0, held - budget) for held in memory(problem, timeline.schedule())) == left < before / 4
 
 
-@given(small_problems(), st.integers(0, 40))
+@given(problems(), st.integers(0, 40))
 def test_a_reordered_problem_is_valid(problem: Problem, budget: int) -> None:
     timeline = Timeline(problem)
     reorder(timeline, budget, 1, lambda: timeline.work / 100)

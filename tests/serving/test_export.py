@@ -6,15 +6,14 @@ from typing import Any
 
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import memonger
-from memonger.cli import commands
 from memonger.errors import MemongerError, PlanError, PlanFileError
 from memonger.serving import TARGETS, ServingTarget, export
 from memonger.serving.package import Estimate, pack
 from memonger.serving.triton_config import Name, text_of
+from tests.support.command_line import invoke
 from tests.support.export_models import branched, planned
 from tests.support.networks import model_of
 from tests.support.stock import parse
@@ -34,9 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_every_target_prints_the_memory_of_one_instance_and_of_all(tmp_path: Path, target: str) -> None:
     (path,) = planned(tmp_path, (2,))
     out = tmp_path / "out"
-    run = CliRunner().invoke(
-        commands.main, ["export", str(path), "--target", target, "--output", str(out), "--instances", "3", "--json"]
-    )
+    run = invoke("export", path, "--target", target, "--output", out, "--instances", "3", "--json")
     assert run.exit_code == 0, run.output
     record = json.loads(run.stdout)
     plan = memonger.Plan.load(path)
@@ -48,9 +45,7 @@ def test_every_target_prints_the_memory_of_one_instance_and_of_all(tmp_path: Pat
     assert record["total_bytes"] == 3 * sum(parts) - (2 * parts[0] if weights_once else 0)
     assert sorted(record["files"]) == list(contents(out))
     assert "README.md" in record["files"]
-    text = CliRunner().invoke(
-        commands.main, ["export", str(path), "--target", target, "--output", str(tmp_path / "two")]
-    )
+    text = invoke("export", path, "--target", target, "--output", tmp_path / "two")
     assert "Predicted for one instance:" in text.stdout
     assert "In all, 1:" in text.stdout
 
@@ -93,10 +88,7 @@ def test_scratch_of_a_portable_plan_is_measured(tmp_path: Path) -> None:
 
 
 def test_an_unknown_target_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    run = CliRunner().invoke(
-        commands.main,
-        ["export", str(planned(tmp_path, (1,))[0]), "--target", "torchserve", "--output", str(tmp_path / "o")],
-    )
+    run = invoke("export", planned(tmp_path, (1,))[0], "--target", "torchserve", "--output", tmp_path / "o")
     assert run.exit_code == 1
     assert run.stderr == f"memonger: 'torchserve' is no target: there are {', '.join(TARGETS)}.\n"
     assert not (tmp_path / "o").exists()

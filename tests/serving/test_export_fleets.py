@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import memonger
-from memonger.cli import commands
 from memonger.errors import BusyError, MemongerError, PlanError, PlanFileError, SessionError
 from memonger.serving import export
 from memonger.serving.serving import PlannedFleet, UnknownModelError
 from tests.support import triton_stand_in
+from tests.support.command_line import invoke
 from tests.support.export_models import branched, images, planned
 from tests.support.stock import normal, parse, run_stock
 from tests.support.triton_stand_in import load, request_of
@@ -60,7 +59,7 @@ def stock(name: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
 def test_a_folder_is_exported_with_all_its_models_and_the_memory_of_a_fleet(folder: Path, target: str) -> None:
     out = folder.parent / "out"
     arguments = ["export", str(folder), "--target", target, "-o", str(out), "--limit", "64MiB", "--wait", "2", "--json"]
-    run = CliRunner().invoke(commands.main, arguments)
+    run = invoke(*arguments)
     assert run.exit_code == 0, run.output
     record = json.loads(run.stdout)
     assert (record["name"], record["models"]) == ("models", ["branched", "rows"])

@@ -3,22 +3,20 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 from onnx import helper
 
 import memonger
-from memonger.cli import commands
 from memonger.errors import LoadError, PlanError
 from memonger.options import Options
 from memonger.serving import TARGETS, export
 from memonger.serving.form import BATCHES, PORTABLE, smaller
 from tests.support import networks, triton_stand_in
+from tests.support.command_line import invoke
 from tests.support.export_models import branched, images, planned
 from tests.support.stock import normal, parse, run_stock
 
@@ -35,10 +33,6 @@ def stock(feeds: dict[str, np.ndarray]) -> np.ndarray:
     return found
 
 
-def invoke(*arguments: object) -> Any:
-    return CliRunner().invoke(commands.main, ["export", *map(str, arguments)])
-
-
 def config_of(folder: Path) -> str:
     (path,) = folder.glob("*/config.pbtxt")
     return path.read_text()
@@ -47,7 +41,7 @@ def config_of(folder: Path) -> str:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_gets_the_form_it_needs(model: Path, target: str) -> None:
     out = model.parent / "out"
-    done = invoke(model, "--target", target, "-o", out, "--json", "--quiet", "--batches", "2")
+    done = invoke("export", model, "--target", target, "-o", out, "--json", "--quiet", "--batches", "2")
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout)
     assert record["name"] == "branched"
@@ -61,7 +55,7 @@ def test_every_target_gets_the_form_it_needs(model: Path, target: str) -> None:
 
 def test_tritons_own_backend_gets_one_file_for_every_batch(model: Path) -> None:
     out = model.parent / "out"
-    done = invoke(model, "--target", "triton", "-o", out)
+    done = invoke("export", model, "--target", "triton", "-o", out)
     assert done.exit_code == 0, done.output
     text = config_of(out)
     assert "max_batch_size: 8\n" in text
@@ -79,7 +73,7 @@ def test_tritons_python_backend_gets_a_plan_for_each_batch(
     model: Path, flags: tuple[str, ...], batches: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = model.parent / "out"
-    done = invoke(model, "--target", "triton-python", "-o", out, "--name", "m", *flags)
+    done = invoke("export", model, "--target", "triton-python", "-o", out, "--name", "m", *flags)
     assert done.exit_code == 0, done.output
     assert f"max_batch_size: {max(batches)}\n" in config_of(out)
     version = out / "m" / "1"
@@ -97,7 +91,7 @@ def test_tritons_python_backend_gets_a_plan_for_each_batch(
 def test_options_of_planning_hold(model: Path) -> None:
     out = model.parent / "out"
     own = ("--no-reuse", "--no-inplace", "--no-views")
-    done = invoke(model, "--target", "ray", "-o", out, "--batch", 2, "--device", "none", *own)
+    done = invoke("export", model, "--target", "ray", "-o", out, "--batch", 2, "--device", "none", *own)
     assert done.exit_code == 0, done.output
     (plan,) = [memonger.Plan.load(path) for path in out.rglob("*.planned.onnx")]
     assert (plan.batch, plan.device) == (2, "none")
@@ -133,7 +127,7 @@ def test_a_model_that_cannot_be_batched_is_planned_for_one(tmp_path: Path) -> No
     ],
 )
 def test_what_contradicts_itself_is_refused(model: Path, flags: tuple[str, ...], status: int, words: str) -> None:
-    done = invoke(model, "--target", "triton", "-o", model.parent / "out", *flags)
+    done = invoke("export", model, "--target", "triton", "-o", model.parent / "out", *flags)
     assert done.exit_code == status
     assert words in done.stderr
     assert not (model.parent / "out").exists()
@@ -142,7 +136,7 @@ def test_what_contradicts_itself_is_refused(model: Path, flags: tuple[str, ...],
 def test_a_planned_file_is_not_planned_again(tmp_path: Path, model: Path) -> None:
     (path,) = planned(tmp_path, (2,))
     for flags in (("--batches", "1,2"), ("--device", "none"), ("--batch", "2"), ("--threads", "1")):
-        done = invoke(path, "--target", "ray", "-o", tmp_path / "out", *flags)
+        done = invoke("export", path, "--target", "ray", "-o", tmp_path / "out", *flags)
         assert done.exit_code == 2
         assert f"has a plan already, which {flags[0]} can't change" in done.stderr
     with pytest.raises(PlanError, match="has a plan already: batches and options"):

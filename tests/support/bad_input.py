@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import onnx
-from click.testing import CliRunner
 
-from memonger.cli import commands
+from tests.support import command_line
 from tests.support.stock import normal, parse
 
 KEY = "memonger.plan"
@@ -76,10 +74,7 @@ class Place:
 
 def invoke(*arguments: object) -> tuple[int, str]:
     """The exit status of a command, run in this process, and what it wrote to standard error."""
-    command: click.Command = commands.main
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = command_line.invoke(*arguments)
     return result.exit_code, result.stderr
 
 

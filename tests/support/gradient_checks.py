@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import torch
 from onnx.reference import ReferenceEvaluator
 
 import memonger
+from tests.support import networks
 from tests.support.reference_kernels import KERNELS
 
 STEP = 1e-5  # of the finite differences, in float64: their error is about STEP²
@@ -128,11 +128,7 @@ def run(model: onnx.ModelProto, feeds: Arrays, reference: bool = False) -> Array
     feeds = {k: np.asarray(v) for k, v in feeds.items() if k in wanted}
     if reference:
         return dict(zip(names, ReferenceEvaluator(model, new_ops=KERNELS).run(None, feeds), strict=True))
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip(names, session.run(None, feeds), strict=True))
+    return dict(zip(names, networks.stock(model, "ORT_DISABLE_ALL").run(None, feeds), strict=True))
 
 
 def _seeds(model: onnx.ModelProto, generator: np.random.Generator) -> Arrays:

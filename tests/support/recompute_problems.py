@@ -59,35 +59,36 @@ def dense(blocks: int, layers: int) -> Problem:
     return training(reads)
 
 
+def trainings(most: int = 14) -> st.SearchStrategy[Problem]:
+    """Random `problems` of large values, with forward and backward nodes mixed."""
+    return problems(most, sizes=(0, 1, 3000, 5000, 9000), is_training=True)
+
+
 @st.composite
-def trainings(draw: st.DrawFn, most: int = 14) -> Problem:
-    """Random graphs: forward and backward nodes mixed, fixed nodes, deadlines, pinned and overwritten values."""
+def problems(draw: st.DrawFn, most: int = 8, *, sizes: Sequence[int] = range(10), is_training: bool = False) -> Problem:
+    """Problems with several outputs a node, zero sizes and costs, pinned values, scratch, fixed nodes, deadlines, and
+    nodes that may overwrite what they read."""
     n = draw(st.integers(1, most))
-    reads, writes, sizes = [], [], list[int]()
+    reads, writes, drawn = [], [], list[int]()
     for _ in range(n):
-        reads.append(tuple(sorted(draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3)))) if sizes else ())
+        reads.append(tuple(sorted(draw(st.sets(st.integers(0, len(drawn) - 1), max_size=3)))) if drawn else ())
         count = draw(st.sampled_from([1, 1, 1, 2]))
-        writes.append(tuple(range(len(sizes), len(sizes) + count)))
-        sizes += [draw(st.sampled_from([0, 1, 3000, 5000, 9000])) for _ in range(count)]
+        writes.append(tuple(range(len(drawn), len(drawn) + count)))
+        drawn += [draw(st.sampled_from(sizes)) for _ in range(count)]
+    costs = tuple(float(draw(st.integers(0, 9))) for _ in range(n))
     free = tuple(draw(st.sampled_from([True, True, True, False])) for _ in range(n))
     late = {i: [j for j in range(i + 1, n) if not free[j]] for i in range(n)}
-    pinned = tuple(v for v in range(len(sizes)) if draw(st.integers(0, 9)) == 0)
-    workspace = tuple(draw(st.integers(0, 3)) for _ in range(n))
-    base = draw(st.integers(0, 5))
-    deadline = tuple(draw(st.sampled_from([n, *late[i]])) for i in range(n))
-    inplace = tuple(tuple(value for value in row if draw(st.booleans())) for row in reads)
-    begin = draw(st.integers(0, n))
-    mixed = draw(st.booleans())
+    begin, mixed = (draw(st.integers(0, n)), draw(st.booleans())) if is_training else (n, False)
     return Problem(
-        tuple(float(draw(st.integers(0, 9))) for _ in range(n)),
+        costs,
         tuple(reads),
         tuple(writes),
-        tuple(sizes),
+        tuple(drawn),
         recomputable=free,
-        pinned=pinned,
-        workspace=workspace,
-        base=base,
-        deadline=deadline,
-        inplace=inplace,
+        pinned=tuple(v for v in range(len(drawn)) if draw(st.integers(0, 9)) == 0),
+        workspace=tuple(draw(st.integers(0, 3)) for _ in range(n)),
+        base=draw(st.integers(0, 5)),
+        deadline=tuple(draw(st.sampled_from([n, n, *late[i]])) for i in range(n)),
+        inplace=tuple(tuple(v for v in values if draw(st.booleans())) for values in reads),
         forward=tuple(draw(st.booleans()) if mixed else node < begin for node in range(n)),
     )

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import torch
 from torch import nn
 
 import memonger
 from memonger.ir.training_roles import Training
+from tests.support import networks
 
 Arrays = dict[str, np.ndarray]
 
@@ -66,13 +66,7 @@ class Stock:
         onnx.checker.check_model(self.model, full_check=True)
         assert {node.domain for node in self.model.graph.node} <= {""}
         self.roles: Training = made.training or Training()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = onnxruntime.InferenceSession(
-            self.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        self.session = networks.stock(self.model, "ORT_DISABLE_ALL", threads=1)
         defaults = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
         inputs = {v.name: v.type.tensor_type for v in self.model.graph.input}
         self.state = {}

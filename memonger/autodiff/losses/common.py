@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
 from memonger.errors import PlanError
 from memonger.ir.emitter import Emitter
 from memonger.ir.values import NARROW
+from memonger.words import check_choice
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +101,7 @@ def check_reduction(reduction: str) -> None:
     Raises:
         PlanError: it is neither ``mean`` nor ``sum``.
     """
-    if reduction not in ("mean", "sum"):
-        raise PlanError(f"reduction must be 'mean' or 'sum', not {reduction!r}.")
+    check_choice("reduction", reduction, get_args(Reduction), PlanError)
 
 
 def computed_in(value: ir.Value) -> ir.DataType:

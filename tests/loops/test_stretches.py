@@ -1,0 +1,122 @@
+"""A branch that is divided into stretches gives what the model gave, in less memory, in stock onnxruntime."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+pytest.importorskip("onnxruntime")
+
+import memonger
+from memonger.loops import branch, search
+from memonger.loops.branch import has_stretches, in_branch
+from memonger.lowering.as_stock import expected
+from memonger.model.load import load
+from memonger.runtime import process_memory
+from memonger.runtime.measure import MeasuredSession, RunJob, write_arrays
+from memonger.runtime.pairs import Pairs
+from memonger.tiling.chunk_times import cores_of
+from tests.support.stock import normal, parse, run_stock, same
+
+TOKENS, WIDTH, LAYERS = 1024, 64, 3
+
+LAYER = """
+    ln{n} = LayerNormalization <axis = -1> (x{n}, one, zero)  q{n} = MatMul (ln{n}, wq)  k{n} = MatMul (ln{n}, wk)
+    v{n} = MatMul (ln{n}, wv)  kt{n} = Transpose <perm = [0, 2, 1]> (k{n})  s{n} = MatMul (q{n}, kt{n})
+    p{n} = Softmax <axis = -1> (s{n})  o{n} = MatMul (p{n}, v{n})  h{n} = MatMul (o{n}, wo)  hb{n} = Add (h{n}, zero)
+    r{n} = Add (x{n}, hb{n})  m{n} = LayerNormalization <axis = -1> (r{n}, one, zero)  f{n} = MatMul (m{n}, up)
+    g{n} = Gelu (f{n})  d{n} = MatMul (g{n}, down)  x{next} = Add (r{n}, d{n})
+"""
+"""Attention, whose matrix is much larger than what it passes on, and a perceptron, nearly as much so."""
+
+
+def _transformer(batch: int | str = 1) -> onnx.ModelProto:
+    layers = "".join(LAYER.format(n=n, next=n + 1) for n in range(LAYERS))
+    size = f"float[{batch}, {TOKENS}, {WIDTH}]"
+    model = parse(f"g ({size} x0) => ({size} y) {{ {layers} y = Identity (x{LAYERS}) }}", opset=20)
+    shapes = dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH))
+    shapes |= {"up": (WIDTH, 12 * WIDTH), "down": (12 * WIDTH, WIDTH)}
+    weights = {name: normal(n, *shape) / np.float32(WIDTH**0.5) for n, (name, shape) in enumerate(shapes.items())}
+    weights |= {"one": np.ones(WIDTH, np.float32), "zero": normal(9, WIDTH)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    made = ir.serde.serialize_model(model)
+    onnx.checker.check_model(made, full_check=True)
+    return made
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_path: Path) -> None:
+    model = _transformer("n" if is_open else 1)
+    loaded, x = load(model, batch=1).ir, normal(7, 1, TOKENS, WIDTH)
+    write_arrays(tmp_path / "inputs.npz", {"x0": x})
+    taken, forecasts = list[int](), list[int]()
+    want = run_stock(model, {"x0": x}, "ORT_ENABLE_ALL")["y"]
+    for stretched in (True, False):
+        made = in_branch(loaded, is_open, stretched)
+        assert has_stretches(made) == stretched
+        assert same(run_stock(_proto(made), {"x0": x}, "ORT_ENABLE_ALL")["y"], want)
+        forecast = expected(made, {"x0": x.shape}, cores_of(0))
+        assert forecast is not None
+        forecasts.append(forecast.without_arena)
+        ir.save(made, tmp_path / "made.onnx")
+        made_file, inputs, outputs = (str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz"))
+        job = RunJob(made_file, inputs, outputs, planned=False)
+        with MeasuredSession(job, tmp_path, "made") as session:
+            taken.append(session.loaded["peak_bytes"])
+    assert forecasts[0] < 0.8 * forecasts[1]
+    assert not process_memory.is_measurable() or taken[0] < 0.9 * taken[1]
+
+
+def test_stretches_end_where_nothing_is_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they may end, in random networks."""
+    monkeypatch.setattr(branch, "LESS", 0)
+    monkeypatch.setattr(branch, "MUCH", 1e9)
+    divided = 0
+    for seed in range(24):
+        chance, nodes, values = random.Random(seed), list[str](), ["x"]
+        for number in range(chance.randint(6, 18)):
+            read = chance.choice(values[-3:])
+            other = chance.choice(values)
+            nodes.append(f"v{number} = " + chance.choice([
+                f"Add ({read}, {other})", f"Mul ({read}, {other})", f"MatMul ({read}, w)", f"Gelu ({read})",
+                f"LayerNormalization <axis = -1> ({read}, b, b)", f"Add ({read}, b)", f"Softmax ({read})",
+                f"Transpose <perm = [0, 2, 1]> ({read})", f"Sigmoid ({read})",
+            ]))  # fmt: skip
+            values.append(f"v{number}")
+        size = "float[2, 16, 16]"
+        text = f"g ({size} x) => ({size} {values[-1]}) {{ {'  '.join(nodes)} }}"
+        model = parse(text, opset=20)
+        model.graph.initializer.append(numpy_helper.from_array(normal(1, 16, 16) / np.float32(4), "w"))
+        model.graph.initializer.append(numpy_helper.from_array(normal(2, 16), "b"))
+        made = in_branch(load(model).ir)
+        divided += has_stretches(made)
+        feeds = {"x": normal(3, 2, 16, 16)}
+        want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
+        assert same(got[values[-1]], want[values[-1]]), f"seed {seed}"
+    assert divided >= 16
+
+
+def test_a_model_that_rounds_otherwise_in_stretches_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[bool]()
+
+    def compared(_: Any, *processes: Any) -> tuple[Pairs | None, str]:
+        for process in processes[:2]:
+            process.round(1)
+        tried.append(True)
+        return (None, search.DIFFER) if len(tried) == 1 else (Pairs(1.08, [1.0]), "")
+
+    monkeypatch.setattr(search._Contest, "_compared", compared)
+    made = memonger.shrink(_transformer(), max_overhead=10.0)
+    assert len(tried) == 2
+    assert not has_stretches(made.model)
+    assert made.notes[0].startswith(f"one that was expected to take less isn't taken: {search.DIFFER}")
+    assert has_stretches(memonger.shrink(_transformer(), max_overhead=10.0).model)
