@@ -17,7 +17,7 @@ from memonger.allocation import lower_bound
 from memonger.devices import CPU, Device, parse_device
 from memonger.errors import PlanError, PlanFileError
 from memonger.files import temporary_folder
-from memonger.graph import aliasing, schedule, session_memory, verify
+from memonger.graph import ahead, aliasing, schedule, session_memory, verify
 from memonger.graph.graph import Graph, from_model
 from memonger.graph.liveness import Storage, assign_storage, peak_bytes, run_time_bytes
 from memonger.graph.ranged import over_ranges
@@ -238,9 +238,11 @@ class Plan(BasePlan, Header):
     @cached_property
     def resident_parameter_bytes(self) -> int:
         """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file. Of a
-        CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena."""
+        CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena. Small
+        constants that several stretches of steps read (`ahead_bytes`) count for each."""
         if self.window is None:
-            return self.parameter_bytes - sum(self.host_weights.values())
+            again = 0 if self._stretches is None else self._stretches.repeated_bytes
+            return self.parameter_bytes - sum(self.host_weights.values()) + again
         return resident_bytes(weight_reads(self.model, self.graph), self.window, self.parameter_bytes)
 
     @property
@@ -256,9 +258,23 @@ class Plan(BasePlan, Header):
 
     @cached_property
     def host_weights(self) -> Mapping[str, int]:
-        """The weights of a plan for a CUDA device that lie in the host's memory: a node copies each to the arena right
-        before the steps that read it. Their bytes."""
+        """The weights of a plan for a CUDA device that lie in the host's memory, from where each is copied to the arena
+        right before the steps that read it, or while earlier ones run (`ahead_bytes`). Their bytes."""
         return {} if parse_device(self.device).is_host else on_host(self.model)
+
+    @cached_property
+    def ahead_bytes(self) -> int:
+        """How many bytes of `host_weights` a run copies while other steps run, see `memonger.graph.ahead`."""
+        return 0 if self._stretches is None else sum(nbytes(c.node.outputs[0]) or 0 for c in self._stretches.copies)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the host's memory, locked for the device, that these pass through: no budget counts them."""
+        return 0 if self._stretches is None else self._stretches.staging_bytes
+
+    @cached_property
+    def _stretches(self) -> "ahead.Stretches | None":
+        return None if parse_device(self.device).is_host else ahead.copies_ahead(self.model, self.host)
 
     @property
     def written_bytes(self) -> int:

@@ -10,7 +10,7 @@ import click
 from benchmarks.gpu_day import record
 from benchmarks.gpu_day.record import Row
 from benchmarks.gpu_day.stages import STAGES, Stage
-from benchmarks.gpu_day.windows import SHARES
+from benchmarks.gpu_day.windows import IN_ORDER, SHARES
 from benchmarks.machine import MIB, Table, geometric_mean, pyplot
 from benchmarks.training.side_by_side import plots, results
 from benchmarks.training.side_by_side.table import ratios
@@ -132,7 +132,13 @@ def _say_windows(rows: Sequence[Row]) -> str:
         memory = _mean([mine["taken"] / whole["taken"] for mine, whole in of])
         time = _mean([mine["milliseconds"] / whole["milliseconds"] for mine, whole in of])
         alike = sum(mine.get("same_bits", False) for mine, _ in of)
-        words.append(f"{share} %: {memory} of the memory at {time} of the time, stock's bits in {alike} of {len(of)}")
+        said = f"{share} %: {memory} of the memory at {time} of the time, stock's bits in {alike} of {len(of)}"
+        title = f"budget {share}%"
+        both = [one for one in held if one.get(title + IN_ORDER, {}).get("milliseconds")]
+        if both:  # those that copy ahead
+            ratio = _mean([one[title]["milliseconds"] / one[title + IN_ORDER]["milliseconds"] for one in both])
+            said += f" (copied ahead in {ratio} of the time of copies in order, {len(both)} of {len(of)})"
+        words.append(said)
     return f"Budgets below the weights, over plans that hold all of them: {'; '.join(words)}."
 
 
@@ -277,7 +283,8 @@ def _windows_table(rows: Sequence[Row], about: Row) -> list[str]:
             if "copied" in one:
                 planned, apart, copied = (one[key] / MIB for key in ("total", "on_the_host", "copied"))
                 said = f"{planned:.1f} MiB planned, {apart:.1f} of weights on the host, {copied:.1f} copied a run"
-                lines.append(f"{row['item']}, {title}: {said}")
+                ahead = f", {one['ahead'] / MIB:.1f} of them ahead" if one.get("ahead") else ""
+                lines.append(f"{row['item']}, {title}: {said}{ahead}")
     return lines
 
 

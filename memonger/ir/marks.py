@@ -52,6 +52,10 @@ IN_FILE = "memonger.in_file"
 """On a node whose large outputs wait in a file of the session's for the steps that read them later: ``1``. See
 `memonger.graph.weight_window`."""
 
+AHEAD = "memonger.ahead"
+"""On a node that copies a weight to a device: a session may make the copy itself, from where the node stands until a
+step reads it, while it runs the steps between: ``1``. See `memonger.graph.ahead`."""
+
 COMPOSITE = "memonger.composite"
 """On a node that a gradient rule wrote in the form that is fastest on the CPU: the name of what it computes.
 

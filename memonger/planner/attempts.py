@@ -3,26 +3,27 @@
 First the job as it is; then with a part of its weights, and of what training updates, in a file; then with values of a
 step in one as well, where that is estimated to take fewer seconds or nothing else holds (`memonger.planner.waiting`).
 On a CUDA device weights lie in the host's memory in place of a file, and nodes copy them
-(`memonger.lowering.cuda.from_host`).
+(`memonger.lowering.cuda.from_host`), ahead of the steps that read them where inference has room for it
+(`memonger.planner.ahead`).
 """
 
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 
 from memonger.errors import BudgetError
+from memonger.graph.ahead import choose_copies_ahead
 from memonger.graph.weight_window import Read, choose_copies, device_reads, largest_at_once, weight_reads, why_kept
 from memonger.ir.save import MAPPED_LIMIT
 from memonger.plan import Plan
+from memonger.planner.ahead import SPARE, copied_ahead
 from memonger.planner.job import Job, decided, finish, may_run_in_chunks, with_search
 from memonger.runtime.packing import packs_here
 from memonger.schedule.solution import total_bytes
 from memonger.units import format_size
 from memonger.words import option
-
-SPARE = 0, 1 / 32, 1 / 8
-"""Parts of a budget that are left for gaps of the arena, in turn, where weights lie in the host's memory."""
 
 TOLD = 10
 """Part of a budget from which a refusal says of weights why they can't stay in a file."""
@@ -153,9 +154,12 @@ def _first(jobs: Iterable[Job], begin: float, refusals: list[BudgetError]) -> tu
     """The first that holds the budget; what the others say is added to ``refusals``.
 
     Only a whole plan knows its window: what is computed again reads weights again, next to others. Where it is larger
-    than was counted, a schedule is searched that takes as many bytes fewer.
+    than was counted, a schedule is searched that takes as many bytes fewer. What is to copy ahead and can't says
+    nothing: copies in order hold more.
     """
+    refused = refusals
     for job in jobs:
+        refusals = list[BudgetError]() if job.copies_ahead else refused
         for _ in range(WINDOWS if job.has_window else 1):
             job.report_progress("search")
             try:
@@ -166,7 +170,11 @@ def _first(jobs: Iterable[Job], begin: float, refusals: list[BudgetError]) -> tu
             counted = total_bytes(made.request, solution)
             job.report_progress("verify")
             try:
-                return made, finish(made, solution, begin)
+                plan = finish(made, solution, begin)
+                found = copied_ahead(plan, made.request.sharing, job.copies_ahead) if job.copies_ahead else plan
+                if found is not None:
+                    return made, found
+                break
             except BudgetError as error:
                 refusals.append(error)
                 base = job.request.base + error.smallest - counted
@@ -231,17 +239,23 @@ def _with_values(job: Job, usual: float | None) -> Iterator[Iterator[Job]]:
 
 def _on_host(job: Job) -> Iterator[Job]:
     """The job of a CUDA device with as few weights in the host's memory as its budget needs, by what values take in
-    file order; with some room left for gaps, then with more."""
-    request, tried = job.request, set[tuple[str, ...]]()
+    file order; with some room left for gaps, then with more. First where inference is to copy them ahead."""
+    request, tried = job.request, set[tuple[bool, tuple[str, ...]]]()
     assert request.budget is not None
     reads = _copied_reads(job)
     beside = request.base - sum(read.nbytes for read in reads) + max(request.graph.workspace, default=0)
-    for share in SPARE:
+    live, ways = request.live_bytes, [False] if job.mode == "training" or job.ranges else [True, False]
+    for is_ahead, share in product(ways, SPARE):
         with suppress(ValueError):
-            chosen = choose_copies(reads, request.live_bytes, int((1 - share) * (request.budget - beside)))
-            if chosen and (names := tuple(read.name for read in chosen)) not in tried:
-                tried.add(names)
-                yield _copied(job, chosen)
+            room = int((1 - share) * (request.budget - beside))
+            chosen, usual = choose_copies(reads, live, room), 0
+            if is_ahead:
+                usual = sum(read.resident * len(read.ranges) for read in chosen)
+                chosen, is_worth_it = choose_copies_ahead(reads, live, room)
+                chosen = chosen if is_worth_it else []
+            if chosen and (key := (is_ahead, tuple(read.name for read in chosen))) not in tried:
+                tried.add(key)
+                yield dataclasses.replace(_copied(job, chosen), copies_ahead=usual)
 
 
 def _copied_reads(job: Job) -> list[Read]:

@@ -58,6 +58,8 @@ class Job:
         has_window: Whether weights may stay in the plan's file: as many as the options' budget then needs, or say. The
             base of the request has as few of them as there can be in memory. For a CUDA device: whether some lie in the
             host's.
+        copies_ahead: Where those are to be copied while other steps run (`memonger.planner.ahead`) the bytes that would
+            be copied in order; else 0.
     """
 
     source: Model
@@ -75,6 +77,7 @@ class Job:
     solution: Solution | None = None
     search: chunking.ChunkSearch | None = None
     has_window: bool = False
+    copies_ahead: int = 0
 
     def copy(self) -> "Job":
         """The same job with a lowered model of its own, as finishing a plan changes that."""

@@ -87,7 +87,13 @@ def weight_figures(plan: Plan) -> dict[str, Any]:
     return {
         "parameter_bytes": plan.parameter_bytes,
         "resident_parameter_bytes": plan.resident_parameter_bytes,
-        "host_weights": plan.host_weights and {"weights": len(plan.host_weights), "read_bytes": plan.read_bytes},
+        "host_weights": plan.host_weights
+        and {
+            "weights": len(plan.host_weights),
+            "read_bytes": plan.read_bytes,
+            "ahead_bytes": plan.ahead_bytes,
+            "staging_bytes": plan.staging_bytes,
+        },
         "window": window
         and {
             "bytes": window.nbytes,
@@ -133,7 +139,13 @@ def window_line(record: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"Of {format_size(record['parameter_bytes'])} of weights {format_size(record['resident_parameter_bytes'])} "
             f"are kept in the device's memory; the others lie in the host's, and a run copies "
-            f"{format_size(host['read_bytes'])} of them to the arena, each right before the steps that read it."
+            f"{format_size(host['read_bytes'])} of them to the arena, each right before the steps that read it"
+            + (
+                f", but for {format_size(host['ahead_bytes'])}, which are copied while the steps before run, through "
+                f"{format_size(host['staging_bytes'])} of the host's memory that is locked for the device."
+                if host["ahead_bytes"]
+                else "."
+            )
         )
     if window is None:
         return

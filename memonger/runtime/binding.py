@@ -306,10 +306,10 @@ class Binding:
         self._number, self._fed = self._graphs[fed], names
 
     def _bind_array(self, name: str, array: np.ndarray) -> None:
-        """Let runs read an array where it lies, by its address: the binding would keep it beyond the run."""
+        """Let runs read an array of the host where it lies, by its address: a binding would keep it beyond the run."""
         kind = self._kinds[name]
         assert isinstance(kind, ElementType)
-        ort.bind_inputs(self.binding, [(name, kind, array.shape, feeding.address_of(array))], 0, self.device)
+        ort.bind_inputs(self.binding, [(name, kind, array.shape, feeding.address_of(array))])
 
     def _bind_stored(self, name: str, store: Store) -> None:
         ort.bind_inputs(self.binding, [store.tensors[name]], store.arena.address, self.device)

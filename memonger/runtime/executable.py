@@ -1,8 +1,8 @@
 """Executables: a plan's partitions in onnxruntime sessions, bound to one arena."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -15,10 +15,11 @@ from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime import ort
 from memonger.runtime.arena import Arena, ArenaTensor
+from memonger.runtime.backend import backend
 from memonger.runtime.binding import NOTHING, Binding, Persistent, copy_out, read_output
 from memonger.runtime.engine import Engine
 from memonger.runtime.kept_state import KeptState
-from memonger.runtime.prepared import PartCopy, Partition, PreparedPlan, Program
+from memonger.runtime.prepared import HostCopy, PartCopy, Partition, PreparedPlan, Program
 from memonger.runtime.weight_reader import WeightReader
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -35,21 +36,36 @@ class LoadedPlan:
         plan: How it runs.
         engines: The sessions.
         reader: What reads weights that stay in the plan's file; None where all are in memory.
+        copier: What copies weights to the device while partitions run; None where nothing does.
     """
 
     plan: PreparedPlan
     engines: tuple[Engine, ...]
     reader: WeightReader | None = None
+    copier: "Copier | None" = None
 
 
 class Exchange(Protocol):
-    """What ranks do between the partitions of a step."""
+    """What ranks do between the partitions of a step, or copies of weights between those of a plan."""
 
     def before(self, partition: int) -> None:
         """Called before each partition, and once behind the last one."""
 
     def give_up(self) -> None:
         """Called where the step ends before its updates: whatever has begun is to be waited for."""
+
+
+class Copier(Protocol):
+    """What copies weights to the device while partitions run; see `memonger.runtime.prepared.CopySchedule`."""
+
+    def place(self, copies: Sequence[HostCopy], address: int) -> None:
+        """Copy weights at once, to offsets from an address."""
+
+    def running(self, arena: int) -> AbstractContextManager[Exchange]:
+        """For one run, whose arena has this address: what is called between its partitions."""
+
+    def close(self) -> None:
+        """End its thread."""
 
 
 class Executable:
@@ -85,7 +101,7 @@ class Executable:
     ) -> None:
         plan, self.engines, self.arena = loaded.plan, loaded.engines, arena
         self.program, self._ranged, self._gate, self._kept = plan.program, plan.ranged, plan.gate, kept
-        self._reader = loaded.reader
+        self._reader, self._copier = loaded.reader, loaded.copier
         self._persistent, self._inputs_at = persistent, inputs_at
         own = {*persistent.fixed, *persistent.scalars, *(() if kept is None else kept.state)}
         self.inputs = tuple(value for value in self.program.inputs if value.name not in own)
@@ -201,15 +217,18 @@ class Executable:
             inputs: Checked by the caller. Those that are state replace what is kept.
             targets: Tensors that outputs are written to, by the outputs' names.
             goes_on: Asked before anything is updated: where it says no, no more is run.
-            exchange: What ranks do between partitions; None where there is one rank alone.
+            exchange: What ranks do between partitions; None where there is one rank alone. Of a plan with copies ahead
+                it is None.
 
         Raises:
             SessionError: the shape is outside the ranges; targets overlap; the runtime failed, or didn't follow the
                 planned order: see `changes_anything`.
         """
         self._done, self._runs = 0, False
-        kept, run = self._kept, partial(self._run, targets=targets, goes_on=goes_on, exchange=exchange)
-        with nullcontext() if self._reader is None else self._reader.running():
+        reading = nullcontext() if self._reader is None else self._reader.running()
+        copying = nullcontext(exchange) if self._copier is None else self._copier.running(self.arena.address)
+        with reading, copying as between:
+            kept, run = self._kept, partial(self._run, targets=targets, goes_on=goes_on, exchange=between)
             if kept is None:
                 run(self._at(inputs, 0), inputs)
                 return
@@ -235,7 +254,8 @@ class Executable:
         self._held.clear()
         self._done, self._runs, self._last = 0, False, (self._last[0], bindings)
         lost = overwritten(self.arena, inputs, targets)
-        if lost and self.arena.device.is_host:
+        if lost and (self.arena.device.is_host or len(bindings) > 1):  # a later one may read what is written by then
+            backend(self.arena.device).synchronize()  # whoever computes them may not be done
             inputs = {name: feeding.copy_of(feed) if name in lost else feed for name, feed in inputs.items()}
         direct = targets if len(bindings) == 1 else _NONE
         for step in self._steps:
@@ -302,6 +322,8 @@ class Executable:
             engine.close()
         for reader in self.weight_readers:
             reader.close()
+        if self._copier is not None:
+            self._copier.close()
 
     @property
     def weight_readers(self) -> tuple[WeightReader, ...]:
@@ -338,7 +360,7 @@ class Executable:
             return value.copy() if name in self.program.uncomputed and isinstance(value, np.ndarray) else value
         if as_array:
             return read_output(self.arena, tensor, copy)
-        return ort.wrap(bindings[0].outputs([name])[name])
+        return ort.wrap(bindings[self.partition_of(name)].outputs([name])[name])
 
     def result(self, name: str) -> np.ndarray:
         """An output of the last run, where it lies if that is the host: valid until the next run.

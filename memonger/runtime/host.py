@@ -65,6 +65,14 @@ class HostBackend:
         """What takes the place of the provider's own allocator: a `memonger.runtime.cuda.pool.Pool`, or None."""
         return None
 
+    def copier(self, schedule: Any) -> Any:
+        """What copies weights to the device while steps run, a `memonger.runtime.executable.Copier`; here None.
+
+        Raises:
+            SessionError: a file that weights lie in can't be read; no memory can be locked for the device.
+        """
+        return None
+
     def room(self) -> FreeMemory | None:
         """How much memory is free; None where the system hands out pages as they are touched."""
         return None

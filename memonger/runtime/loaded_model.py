@@ -14,13 +14,14 @@ from memonger.errors import SessionError
 from memonger.runtime import feeds as feeding
 from memonger.runtime.arena import Arena, check_host_memory
 from memonger.runtime.backend import backend
-from memonger.runtime.binding import input_memory
+from memonger.runtime.binding import INPUT_ALIGNMENT, NOTHING, Persistent, input_memory
 from memonger.runtime.engine import Engine
 from memonger.runtime.executable import Executable, LoadedPlan
 from memonger.runtime.kept_state import KeptState
 from memonger.runtime.ort import Limit, making_sessions, shares_host_memory, shrink_host_memory
 from memonger.runtime.padding import Padding, Smaller, is_smaller
-from memonger.runtime.prepared import PlanBytes, Prepared, Program, SessionGroup
+from memonger.runtime.prepared import HostCopy, PlanBytes, Prepared, Program, SessionGroup
+from memonger.runtime.store import Store
 from memonger.runtime.weight_reader import WeightReader
 from memonger.shapes.ranges import Shape, described
 from memonger.units import format_size
@@ -97,9 +98,11 @@ class LoadedModel:
                     loading.enter_context(reader.loading())
             for group in groups:
                 was_packed |= bool(group.model.copies)
+                before = engines[group.members[0]]  # partitions on a device share workspace
                 engine = Engine(
                     group, device, threads or prepared.threads, check_order, prepared.cuda,
-                    "off" if group.is_partition else cuda_graph, limit=held,
+                    "off" if group.is_partition and device.is_host else cuda_graph,
+                    before[-1].pool if group.is_partition and before else None, held,
                 )  # fmt: skip
                 for member in group.members:
                     engines[member].append(engine)
@@ -110,10 +113,18 @@ class LoadedModel:
             for own, plan in zip(engines, prepared.plans, strict=True):
                 if len(plan.steps) > 1:
                     own[-1].reserve()
+        self._fed = [NOTHING for _ in prepared.plans]  # weights that partitions have in common
         self._loaded = tuple(
-            LoadedPlan(plan, tuple(own), reader)
+            LoadedPlan(plan, tuple(own), reader, None if plan.ahead is None else backend(device).copier(plan.ahead))
             for plan, own, reader in zip(prepared.plans, engines, readers, strict=True)
         )
+        for index, loaded in enumerate(self._loaded):
+            if loaded.copier is not None and loaded.plan.ahead is not None and (fed := loaded.plan.ahead.fed):
+                store = Store((tensor for tensor, _ in fed), device, INPUT_ALIGNMENT)
+                laid = [(store.tensors[tensor.name], source) for tensor, source in fed]
+                copies = [HostCopy(tensor.name, tensor.offset, tensor.nbytes, s, 0, 0) for tensor, s in laid]
+                loaded.copier.place(copies, store.arena.address)
+                self._fed[index] = Persistent(dict.fromkeys(store.tensors, store))
         first, given = prepared.plans[0], prepared.state
         self.programs = tuple(
             replace(one.program, inputs=tuple(value for value in one.program.inputs if value.name not in given))
@@ -154,7 +165,8 @@ class LoadedModel:
     def bind(self, arena: Arena) -> list[Executable]:
         """Each plan bound into one arena: what one run at a time needs."""
         memory = input_memory(self.programs, self.device)
-        return [Executable(one, arena, kept=self.kept, inputs_at=memory) for one in self._loaded]
+        pairs = zip(self._loaded, self._fed, strict=True)
+        return [Executable(one, arena, fed, kept=self.kept, inputs_at=memory) for one, fed in pairs]
 
     def checked(self, inputs: feeding.Feeds, outputs: Mapping[str, Any] | None) -> Call:
         """A run, checked before anything of it happens.
@@ -264,6 +276,10 @@ class LoadedModel:
             engine.close()
         for reader in self.readers:
             reader.close()
+        for one in self._loaded:
+            if one.copier is not None:
+                one.copier.close()
+        self._fed = []
 
 
 def check_room(room: PlanBytes, device: Device) -> None:

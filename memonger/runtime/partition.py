@@ -1,14 +1,18 @@
 """A plan's schedule cut into partitions: step spans, each of which one onnxruntime session runs.
 
-Most plans are one partition. Two kinds aren't. A training step ends its first partition before anything that persists
+Most plans are one partition. Three kinds aren't. A training step ends its first partition before anything that persists
 is written over (`memonger.runtime.training_plans`). And a planned model with chunks has a copy of each node for every
 chunk, with addresses of its own: in one session each copy of a product would prepack its weights again. Where that is
 little (`memonger.graph.session_memory.shares_sessions`), all runs in one session nevertheless: each has threads of its
 own, which have to wake up for each run. Where it isn't, the nodes of each chunk are a partition, and partitions of one
 structure share a session, which is bound once for each of them. What cuts values into parts, and joins them, is copied
 by numpy; a part that lies inside its whole isn't copied at all.
+
+And a plan for a CUDA device may copy weights from the host while steps run that don't read them
+(`memonger.graph.ahead`).
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -17,21 +21,39 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from memonger.devices import parse_device
+from memonger.graph.ahead import copies_ahead
 from memonger.graph.aliasing import windows
 from memonger.graph.session_memory import shares_sessions
+from memonger.ir.element_types import ElementType
 from memonger.ir.extract import extract
 from memonger.ir.marks import CHUNK, without_slice
 from memonger.ir.parts import elements, is_marked, parts_of
 from memonger.ir.values import attribute_bytes, read_values, static_shape, subgraphs
 from memonger.plan import Plan
 from memonger.runtime.arena import ArenaTensor
-from memonger.runtime.prepared import CutPlan, PartCopy, Partition, Program, SessionGroup
+from memonger.runtime.feeds import as_bytes
+from memonger.runtime.prepared import (
+    CopySchedule,
+    CutPlan,
+    HostBytes,
+    HostCopy,
+    PartCopy,
+    Partition,
+    Program,
+    SessionGroup,
+)
 from memonger.runtime.program import is_cast, program_of
 from memonger.runtime.weights import Lending, message
 
 
 def partitions(
-    model: ir.Model, program: Program, spans: Iterable[tuple[int, int]], *, shared: bool = False
+    model: ir.Model,
+    program: Program,
+    spans: Iterable[tuple[int, int]],
+    *,
+    shared: bool = False,
+    fed: Collection[ir.Value] = (),
 ) -> Iterator[tuple[Partition, ir.Model | None]]:
     """The partitions of step spans, each made as it is asked for, with a model where it is the first of its session.
 
@@ -42,6 +64,7 @@ def partitions(
             the first.
         shared: Whether those of one structure share a session. Slices of constants that may be fed are then: they are
             others for each chunk.
+        fed: Constants that are inputs of all that read them, under their names; who binds them knows where they lie.
     """
     nodes = list(model.graph)
     planned = {tensor.name: tensor for tensor in program.planned}
@@ -90,7 +113,7 @@ def partitions(
             live_outs={name_of[v]: str(v.name) for v in held},
             session=session,
         )
-        yield partition, extract(model, nodes[begin:end], exposed, slices) if first else None
+        yield partition, extract(model, nodes[begin:end], exposed, {*slices, *fed}) if first else None
         unwritten = []
 
 
@@ -191,3 +214,55 @@ def cut_chunks(plan: Plan, lending: Lending | None = None) -> CutPlan:
     )
     in_order = iter(found)
     return CutPlan(program, tuple(next(in_order)[0] if step is None else step for step in steps), groups=groups)
+
+
+def may_run_ahead(plan: Plan) -> bool:
+    """Whether a session can copy weights of a plan ahead; otherwise nodes do so in order, whatever is marked.
+
+    It can't where a step is trained, sizes or a state may change, bodies read weights, or the runtime holds values on
+    the device by itself: those would have to be handed from session to session.
+    """
+    graph = plan.model.graph
+    if parse_device(plan.device).is_host or plan.mode != "inference" or plan.ranges or plan.state or plan.run_time:
+        return False
+    if any(map(subgraphs, graph)) or any(value.name in graph.initializers for value in graph.inputs):
+        return False
+    return program_of(plan).is_accounted
+
+
+def cut_ahead(plan: Plan, lending: Lending | None = None) -> CutPlan | None:
+    """Cut a plan where weights are copied ahead of its steps; None where none is, or may be.
+
+    The models of its sessions are written when they are asked for. ``lending``: see `memonger.runtime.weights.message`.
+    """
+    found = copies_ahead(plan.model, plan.host)
+    if found is None or not may_run_ahead(plan):
+        return None
+    program = program_of(plan)
+    planned = {tensor.name: tensor for tensor in program.planned}
+    copies = list[HostCopy]()
+    for node, begin, wait in found.copies:
+        weight, place = node.inputs[0], planned.get(str(node.outputs[0].name))
+        if weight is None or weight.const_value is None or place is None:
+            return None
+        source = _bytes_of(weight.const_value)
+        copies.append(HostCopy(str(weight.name), place.offset, place.nbytes, source, begin, wait))
+    fed = [
+        (ArenaTensor(str(value.name), ElementType(tensor.dtype), tuple(tensor.shape.numpy())), _bytes_of(tensor))
+        for value in found.fed
+        if (tensor := value.const_value) is not None
+    ]
+    parts = list(partitions(plan.model, program, found.spans, fed=found.fed))
+    groups = (
+        SessionGroup(message(model, lending), (0,), (one.program,), is_partition=True)
+        for one, model in parts
+        if model is not None
+    )
+    ahead = CopySchedule(found.staging_bytes, tuple(copies), tuple(fed))
+    return CutPlan(program, tuple(one for one, _ in parts), groups=groups, ahead=ahead)
+
+
+def _bytes_of(tensor: ir.TensorProtocol) -> HostBytes:
+    if isinstance(tensor, ir.ExternalTensor):
+        return os.path.realpath(tensor.path), tensor.offset or 0
+    return as_bytes(tensor.numpy()) if tensor.dtype.bitwidth >= 8 else np.frombuffer(tensor.tobytes(), np.uint8)

@@ -26,7 +26,7 @@ from memonger.plan import Plan, graph_of, limit_of
 from memonger.runtime import ort
 from memonger.runtime.as_written import check_as_written
 from memonger.runtime.backend import backend
-from memonger.runtime.partition import cut_chunks, is_chunked
+from memonger.runtime.partition import cut_ahead, cut_chunks, is_chunked
 from memonger.runtime.prepared import (
     FileSpan,
     PlanBytes,
@@ -97,6 +97,9 @@ def prepare(
             cut = cut_chunks(plan, lending)
             found[index] = PreparedPlan(cut.program, cut.steps, plan.batch)
             groups.append(_numbered(cut.groups, index))
+        elif len(plans) == 1 and not state and (cut_plan := cut_ahead(plan, lending)) is not None:
+            found[index] = PreparedPlan(cut_plan.program, cut_plan.steps, plan.batch, ahead=cut_plan.ahead)
+            groups.append(_numbered(cut_plan.groups, index))
     rest = [index for index in range(len(plans)) if index not in found]
     for places in alike([plans[index] for index in rest]):
         members = [rest[place] for place in places]

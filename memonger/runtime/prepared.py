@@ -296,6 +296,47 @@ class ReadSchedule:
     reads: tuple[WeightRead, ...]
 
 
+HostBytes = tuple[str, int] | np.ndarray
+"""Where bytes lie in the host's memory: the file, and the first byte there; or an array of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A weight that a session copies to a device while another partition runs; see `memonger.graph.ahead`.
+
+    Attributes:
+        name: The weight's.
+        offset: Its first byte in the arena.
+        nbytes: How many there are.
+        source: The weight.
+        begin: Number of the partition before which the copy may begin, when the one before that is over.
+        wait: Number of the partition before which it has to be there.
+    """
+
+    name: str
+    offset: int
+    nbytes: int
+    source: HostBytes
+    begin: int
+    wait: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopySchedule:
+    """How the weights of a plan are copied that a session copies to a device itself.
+
+    Attributes:
+        staging_bytes: Bytes of the host's memory that they pass through, two pieces.
+        copies: In their order.
+        fed: Weights that stay on the device, and that several partitions read under these names; and where they lie in
+            the host's memory.
+    """
+
+    staging_bytes: int
+    copies: tuple[HostCopy, ...]
+    fed: tuple[tuple[ArenaTensor, HostBytes], ...] = ()
+
+
 class Ranged(Protocol):
     """The programs of a plan for ranges of sizes: see `memonger.runtime.ranged.RangedProgram`, which is one.
 
@@ -334,6 +375,7 @@ class PreparedPlan:
             session of their own, the second.
         reads: How weights that stay in the file are read; None where all are in memory.
         gate: Number of the partitions of a training step that run before anything is updated.
+        ahead: What is copied to the device while other partitions run; None where nothing is.
     """
 
     program: Program
@@ -342,6 +384,7 @@ class PreparedPlan:
     ranged: Ranged | None = None
     reads: ReadSchedule | None = None
     gate: int = 0
+    ahead: CopySchedule | None = None
 
 
 def whole(program: Program, batch: int | None = None, ranged: Ranged | None = None) -> PreparedPlan:

@@ -20,6 +20,7 @@ import memonger
 from memonger.runtime.cuda import driver
 from tests.support import training_models
 from tests.support.cuda import CUDA, ON_STAND_IN, needs_cuda, needs_values, on_stand_in
+from tests.support.networks import model_of
 from tests.support.planning_models import network
 
 TOLERANCE = 2e-3  # TF32 is off: what is left is the order of sums
@@ -242,6 +243,22 @@ def test_a_tensor_of_another_device_is_refused() -> None:
 
     with pytest.raises(memonger.SessionError, match="'x' lies on cuda:1, and the session runs on cuda:0"):
         memonger.Session(_plan()).run({"x": Elsewhere()})
+
+
+def test_numbers_that_nodes_read_on_the_host_are_read_there() -> None:
+    """Those of a node without a CUDA kernel."""
+    nodes = [
+        helper.make_node("BitwiseNot", ["i"], ["n"], name="not"),
+        helper.make_node("Identity", ["x"], ["y"], name="identity"),
+    ]
+    model = model_of(nodes, {"x": [1, 4]}, {"y": [1, 4]})
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT32, [100]))
+    model.graph.output.append(helper.make_tensor_value_info("n", TensorProto.INT32, [100]))
+    given = np.arange(100, dtype=np.int32)
+    session = memonger.Session(memonger.search_plan(model, mode="inference", device="cuda:0", level="disable"))
+    for _ in range(2):
+        found = session.run({"x": np.ones((1, 4), np.float32), "i": given})
+        assert np.array_equal(found["n"], ~given)
 
 
 def test_a_second_device_is_its_own() -> None:

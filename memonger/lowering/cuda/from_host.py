@@ -14,6 +14,7 @@ def copy_from_host(model: ir.Model, reads: Sequence[Read]) -> None:
 
     onnxruntime leaves a weight that nothing but copies reads in the host's memory, mapped where it lies in a file. It
     runs copies in the order of the device's other nodes, so that their results are values of the arena as any other.
+    Once there is a schedule, some may be put ahead in it (`memonger.planner.ahead`).
 
     Args:
         model: For the device; changed. Its nodes are named.

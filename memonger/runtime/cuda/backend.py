@@ -8,8 +8,10 @@ from memonger.devices import Cuda, Device
 from memonger.errors import RuntimeUnavailableError
 from memonger.runtime.cuda import driver, missing
 from memonger.runtime.cuda.arena import DeviceArena
+from memonger.runtime.cuda.copier import WeightCopier
 from memonger.runtime.cuda.pool import Pool
 from memonger.runtime.host import FreeMemory, HostBackend
+from memonger.runtime.prepared import CopySchedule
 
 
 class CudaBackend(HostBackend):
@@ -57,6 +59,9 @@ class CudaBackend(HostBackend):
 
     def pool(self) -> Pool:
         return Pool(self.device)
+
+    def copier(self, schedule: CopySchedule) -> WeightCopier:
+        return WeightCopier(schedule, self.device)
 
     def room(self) -> FreeMemory:
         return driver.room(self.device)

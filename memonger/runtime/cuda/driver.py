@@ -112,6 +112,53 @@ def set_bytes(index: int, target: int, byte: int, size: int) -> None:
         _waited(driver.cuMemsetD8(target, byte, size), f"setting {size} bytes on cuda:{index}")
 
 
+def allocate_locked(index: int, size: int) -> int:
+    """Take memory of the host that a device may read while the processor goes on; returns its address.
+
+    Raises:
+        SessionError: there isn't as much, or no more may be locked.
+    """
+    with on(index) as driver:
+        return int(_done(driver.cuMemHostAlloc(max(size, 1), 0), f"locking {format_size(size)} of the host's memory"))
+
+
+def free_locked(index: int, address: int) -> None:
+    """Give back what `allocate_locked` took."""
+    with on(index) as driver:
+        _done(driver.cuMemFreeHost(address), "giving back locked memory of the host")
+
+
+def make_stream(index: int) -> Any:
+    """A stream that waits for no other, CUDA's legacy stream among them, nor they for it."""
+    with on(index) as driver:
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return _done(driver.cuStreamCreate(flags), f"making a stream of cuda:{index}")
+
+
+def end_stream(index: int, stream: Any) -> None:
+    """Give a stream back once its work is done."""
+    with on(index) as driver:
+        _done(driver.cuStreamDestroy(stream), f"ending a stream of cuda:{index}")
+
+
+def to_device_later(index: int, target: int, source: int, size: int, stream: Any) -> None:
+    """Have a stream copy bytes from locked memory of the host, which stay as they are until `wait_for_stream`."""
+    with on(index) as driver:
+        _done(driver.cuMemcpyHtoDAsync(target, source, size, stream), f"copying {size} bytes to cuda:{index}")
+
+
+def wait_for_stream(index: int, stream: Any) -> None:
+    """Wait until a stream's work is done."""
+    with on(index) as driver:
+        _done(driver.cuStreamSynchronize(stream), f"waiting for copies to cuda:{index}")
+
+
+def wait_for_kernels(index: int) -> None:
+    """Wait until CUDA's legacy stream is done, on which onnxruntime works where it takes workspace from a pool."""
+    with on(index) as driver:
+        _done(driver.cuStreamSynchronize(0), f"waiting for kernels on cuda:{index}")
+
+
 @cache
 def _handle(index: int) -> Any:
     return _done(missing.driver().cuDeviceGet(index), f"taking device cuda:{index}")

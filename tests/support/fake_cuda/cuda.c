@@ -135,12 +135,17 @@ int cuPointerGetAttribute(void *data, int attribute, const void *pointer) {
 
 /* Streams and events. */
 
+/* 1: it waits for no other stream, nor they for it. */
 int cuStreamCreate(void **stream, unsigned flags) {
-    (void)flags;
-    return cudaStreamCreate(stream);
+    int error = cudaStreamCreate(stream);
+    return error || flags != 1 ? error : fakeMakeLate(*stream);
 }
 
-int cuStreamDestroy_v2(void *stream) { return cudaStreamDestroy(stream); }
+int cuStreamDestroy_v2(void *stream) {
+    fakeEndLate(stream);
+    return cudaStreamDestroy(stream);
+}
+
 int cuStreamSynchronize(void *stream) { return cudaStreamSynchronize(stream); }
 
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {

@@ -1,12 +1,15 @@
 /* libcudart's copies and fills, and the graphs that are captured of them.
  *
- * Does: copies and fills, done at once whatever the stream, refused where a pointer lies on the wrong side; stream
- * capture, which records them for later launches, and refuses what CUDA refuses while it lasts.
+ * Does: copies and fills, refused where a pointer lies on the wrong side, done at once whatever the stream; but those
+ * on the driver's streams that wait for no other as late as may be, when somebody waits for that stream: who reads what
+ * they write without having waited reads what was there, and who writes over what they read has that copied. Stream
+ * capture, which records copies and fills for later launches, and refuses what CUDA refuses while it lasts.
  * Does not: check that what a graph repeats still exists.
  */
 #define _GNU_SOURCE
 #include "fake.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +103,78 @@ int cudaGraphLaunch(void *executable, void *stream) {
 int cudaGraphDestroy(void *graph) { return graph ? SUCCESS : fakeFailed(INVALID_VALUE); }
 int cudaGraphExecDestroy(void *executable) { return executable ? SUCCESS : fakeFailed(INVALID_VALUE); }
 
+/* Streams whose copies are made late, and these copies. */
+
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+static void *late_streams[64];
+static size_t late_count = 0;
+static struct Late {
+    void *stream;
+    Operation operation;
+    struct Late *next;
+} *late_first = NULL, **late_end = &late_first;
+
+static int is_late(const void *stream) {
+    for (size_t i = 0; i < late_count; i++)
+        if (late_streams[i] == stream) return 1;
+    return 0;
+}
+
+int fakeMakeLate(void *stream) {
+    pthread_mutex_lock(&late_lock);
+    int fits = late_count < sizeof late_streams / sizeof *late_streams;
+    if (fits) late_streams[late_count++] = stream;
+    pthread_mutex_unlock(&late_lock);
+    return fits ? SUCCESS : fakeFailed(OUT_OF_MEMORY);
+}
+
+/* Keeps a copy for later where its stream is late. */
+static int postpone(void *stream, Operation operation) {
+    pthread_mutex_lock(&late_lock);
+    int late = is_late(stream);
+    if (late) {
+        struct Late *made = malloc(sizeof(struct Late));
+        *made = (struct Late){stream, operation, NULL};
+        *late_end = made;
+        late_end = &made->next;
+    }
+    pthread_mutex_unlock(&late_lock);
+    return late;
+}
+
+/* Makes the copies of a stream that were put off, in their order, or drops them; of all streams where none is named. */
+static void catch_up(const void *stream, int made) {
+    pthread_mutex_lock(&late_lock);
+    struct Late **place = &late_first;
+    while (*place) {
+        struct Late *each = *place;
+        if (stream && each->stream != stream) {
+            place = &each->next;
+            continue;
+        }
+        if (made) perform(each->operation);
+        *place = each->next;
+        free(each);
+    }
+    late_end = place;
+    pthread_mutex_unlock(&late_lock);
+}
+
+void fakeEndLate(void *stream) {
+    catch_up(stream, 0); /* what nobody has waited for: its memory may be gone */
+    pthread_mutex_lock(&late_lock);
+    for (size_t i = 0; i < late_count; i++)
+        if (late_streams[i] == stream) late_streams[i] = late_streams[--late_count];
+    pthread_mutex_unlock(&late_lock);
+}
+
 int cudaStreamSynchronize(void *stream) {
+    if (stream) catch_up(stream, 1); /* the legacy stream waits for none of them */
     return forbidden_wait("cudaStreamSynchronize", stream) ? fakeFailed(CAPTURE_UNSUPPORTED) : SUCCESS;
 }
 
 int cudaDeviceSynchronize(void) {
+    catch_up(NULL, 1);
     return forbidden_wait("cudaDeviceSynchronize", captured_stream) ? fakeFailed(CAPTURE_UNSUPPORTED) : SUCCESS;
 }
 
@@ -127,6 +197,7 @@ static int copy(const char *call, void *to, const void *from, size_t size, int k
     if (!is_right_way(call, to, from, size, kind)) return fakeFailed(INVALID_VALUE);
     int later = captured && stream == captured_stream;
     TRACE("%s %zu kind %d%s\n", call, size, kind, later ? " captured" : "");
+    if (!later && stream && postpone(stream, (Operation){to, from, 0, size})) return SUCCESS;
     return (later ? record : perform)((Operation){to, from, 0, size});
 }
 

@@ -33,6 +33,8 @@ int fakeMemory(int device, size_t *used, size_t *total); /* 0, or INVALID_DEVICE
 long fakeLaunches(void);                                 /* kernels launched by this process */
 int fakeFailed(int error);                               /* the error, which is also kept as the thread's last */
 int fakeForbidden(const char *call);                     /* a capture is going on, and the call spoilt it */
+int fakeMakeLate(void *stream);                          /* copies on it are made when somebody waits for it */
+void fakeEndLate(void *stream);                          /* before it is given back */
 int fakeTraced(void);
 #define TRACE(...)                                                                                                     \
     do {                                                                                                               \
