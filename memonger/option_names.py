@@ -16,7 +16,7 @@ Level = Literal["disable", "basic", "extended", "all", "rewrite"]
 Precision = Literal["float16", "bfloat16"]
 """What products of a training step are rounded to; see `memonger.to_mixed_precision`."""
 
-HeldWeights = Literal["auto", "packed", "mapped"]
+HeldWeights = Literal["auto", "packed", "mapped", "ahead"]
 """How many of the weights are in memory all the time; see `memonger.Options`."""
 
 Engine = Literal["joblib", "ray"]

@@ -62,7 +62,8 @@ class Options:
         weights: How many of the weights, and of what a step updates, are in memory all the time: ``auto``, as many as
             the budget has room for, without one all; ``packed``, all, as kernels pack them, and a budget below them is
             refused; ``mapped``, as few as there can be, whatever room there is: of the others each is there while steps
-            read it. Where none can stay in a file a note on the plan says why.
+            read it. Where none can stay in a file a note on the plan says why. ``ahead``: as ``auto``, and on a CUDA
+            device weights are copied while earlier steps run, in inference, where there is room for that.
         strategy: What decides which nodes are recomputed: ``none``, ``cheap``, ``block``, ``sqrt``, ``log``,
             ``sweep``, ``marks``, ``budget`` or ``exact``. None: ``budget`` where there is a budget; else ``sweep``
             for training, ``none`` for inference.

@@ -10,7 +10,7 @@ import click
 from benchmarks.gpu_day import record
 from benchmarks.gpu_day.record import Row
 from benchmarks.gpu_day.stages import STAGES, Stage
-from benchmarks.gpu_day.windows import IN_ORDER, SHARES
+from benchmarks.gpu_day.windows import AHEAD, SHARES
 from benchmarks.machine import MIB, Table, geometric_mean, pyplot
 from benchmarks.training.side_by_side import plots, results
 from benchmarks.training.side_by_side.table import ratios
@@ -134,9 +134,9 @@ def _say_windows(rows: Sequence[Row]) -> str:
         alike = sum(mine.get("same_bits", False) for mine, _ in of)
         said = f"{share} %: {memory} of the memory at {time} of the time, stock's bits in {alike} of {len(of)}"
         title = f"budget {share}%"
-        both = [one for one in held if one.get(title + IN_ORDER, {}).get("milliseconds")]
-        if both:  # those that copy ahead
-            ratio = _mean([one[title]["milliseconds"] / one[title + IN_ORDER]["milliseconds"] for one in both])
+        both = [one for one in held if one.get(title + AHEAD, {}).get("milliseconds")]
+        if both:
+            ratio = _mean([one[title + AHEAD]["milliseconds"] / one[title]["milliseconds"] for one in both])
             said += f" (copied ahead in {ratio} of the time of copies in order, {len(both)} of {len(of)})"
         words.append(said)
     return f"Budgets below the weights, over plans that hold all of them: {'; '.join(words)}."

@@ -1,11 +1,10 @@
 """A network within budgets below its weights: those that don't fit lie in the host's memory, and a run copies them:
-ahead of the steps that read them where it can, and beside that in order, among the kernels."""
+in order, among the kernels, and beside that ahead of the steps that read them where it can."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import onnx
 
@@ -15,19 +14,19 @@ from benchmarks.gpu_day.contest import Planned, Stock, contest, feeds_of, same_b
 from benchmarks.gpu_day.inference import TOKENS
 from benchmarks.gpu_day.stages import INFERENCE, TINY, Settings
 from memonger.devices import Cuda
-from memonger.planner import attempts
+from memonger.option_names import HeldWeights
 
 SHARES = (60, 40, 25)
 """Per cent of what a plan takes that holds all weights on the device."""
 
-IN_ORDER = ", in order"
-"""Behind the title of a plan whose copies take their turn among the kernels, where another copies ahead."""
+AHEAD = ", ahead"
+"""Behind the title of a plan that copies ahead, where another's copies take their turn among the kernels."""
 
 
 def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
     """The row of ``network:batch``. Where a budget can't be held, the least that can is in its place.
 
-    A plan that copies ahead has another beside it, within the same budget, that copies in order.
+    A plan that copies in order has another beside it, within the same budget, that copies ahead, where one can.
     """
     name, batch = item.rsplit(":", 1)
     options = (TINY if settings.rehearse else INFERENCE)[name]
@@ -35,19 +34,19 @@ def measure(item: str, settings: Settings, seconds: float) -> dict[str, Any]:
     onnx.save(models.build(name, batch=int(batch), **options), path)
     feeds, cuda = feeds_of(path, TOKENS), Cuda(tf32=settings.tf32)
 
-    def planned(budget: int | None) -> memonger.Plan:
+    def planned(budget: int | None, weights: HeldWeights = "auto") -> memonger.Plan:
+        given: dict[str, Any] = {"mode": "inference", "device": settings.device, "cuda": cuda, "weights": weights}
         try:
-            return memonger.search_plan(path, mode="inference", device=settings.device, cuda=cuda, budget=budget)
+            return memonger.search_plan(path, budget=budget, **given)
         except memonger.BudgetError as error:
-            return planned(error.smallest)
+            return planned(error.smallest, weights)
 
     whole = planned(None)
     plans = {"budget 100%": whole}
     for share in SHARES:
-        plan = plans[f"budget {share}%"] = planned(whole.total_bytes * share // 100)
-        if plan.ahead_bytes:
-            with mock.patch.object(attempts, "copied_ahead", return_value=None):
-                plans[f"budget {share}%{IN_ORDER}"] = planned(whole.total_bytes * share // 100)
+        plans[f"budget {share}%"] = planned(whole.total_bytes * share // 100)
+        plan = planned(whole.total_bytes * share // 100, "ahead")
+        plans |= {f"budget {share}%{AHEAD}": plan} if plan.ahead_bytes else {}
     makers = dict[str, Callable[[], Any]]()
     for number, (title, plan) in enumerate(plans.items()):
         file = path.with_name(f"{path.stem}-{number}.planned.onnx")

@@ -214,7 +214,7 @@ MIRROR = click.option("--mirror", multiple=True, metavar="PATTERN",
 
 HELD_WEIGHTS = (
     "How many weights are in memory: auto: as many as a budget has room for; packed: all; mapped: as few as there can "
-    "be, the others in the plan's file."
+    "be, the others in the plan's file; ahead: as auto, and copied to a CUDA device while earlier steps run."
 )
 WEIGHTS = click.option(
     "--weights", type=Choice(get_args(HeldWeights)), default="auto", show_default=True, help=HELD_WEIGHTS

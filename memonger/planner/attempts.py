@@ -3,8 +3,8 @@
 First the job as it is; then with a part of its weights, and of what training updates, in a file; then with values of a
 step in one as well, where that is estimated to take fewer seconds or nothing else holds (`memonger.planner.waiting`).
 On a CUDA device weights lie in the host's memory in place of a file, and nodes copy them
-(`memonger.lowering.cuda.from_host`), ahead of the steps that read them where inference has room for it
-(`memonger.planner.ahead`).
+(`memonger.lowering.cuda.from_host`); where that is asked for, and inference has room for it, ahead of the steps that
+read them (`memonger.planner.ahead`).
 """
 
 import dataclasses
@@ -239,12 +239,13 @@ def _with_values(job: Job, usual: float | None) -> Iterator[Iterator[Job]]:
 
 def _on_host(job: Job) -> Iterator[Job]:
     """The job of a CUDA device with as few weights in the host's memory as its budget needs, by what values take in
-    file order; with some room left for gaps, then with more. First where inference is to copy them ahead."""
+    file order; with some room left for gaps, then with more. First, if they are to be, copied ahead."""
     request, tried = job.request, set[tuple[bool, tuple[str, ...]]]()
     assert request.budget is not None
     reads = _copied_reads(job)
     beside = request.base - sum(read.nbytes for read in reads) + max(request.graph.workspace, default=0)
-    live, ways = request.live_bytes, [False] if job.mode == "training" or job.ranges else [True, False]
+    may_be_ahead = job.options.weights == "ahead" and job.mode == "inference" and not job.ranges
+    live, ways = request.live_bytes, [True, False] if may_be_ahead else [False]
     for is_ahead, share in product(ways, SPARE):
         with suppress(ValueError):
             room = int((1 - share) * (request.budget - beside))

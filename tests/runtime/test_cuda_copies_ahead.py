@@ -40,7 +40,8 @@ pytestmark = needs_cuda
 KIB = 1 << 10
 WIDTH, LAYERS = 256, 24
 WEIGHT = 4 * WIDTH * WIDTH
-OPTIONS: dict[str, Any] = {"mode": "inference", "device": "cuda:0", "level": "disable"}
+OPTIONS: dict[str, Any] = {"mode": "inference", "device": "cuda:0", "level": "disable", "weights": "ahead"}
+MAPPED = OPTIONS | {"weights": "mapped"}
 FEED = {"x": np.arange(4, dtype=np.float32).reshape(1, 4)}
 
 
@@ -168,7 +169,7 @@ def test_networks_of_copies_have_their_values_within_the_budget(seed: int) -> No
     outputs = {name: list(content[name].shape) for name in made if drawn.random() < 0.5 or name == made[-1]}
     nodes.append(helper.make_node("Identity", ["x"], ["z"], name="identity"))
     model = model_of(nodes, {"x": [1, 4]}, outputs | {"z": [1, 4]}, **weights)
-    whole, least = memonger.search_plan(model, **OPTIONS), memonger.search_plan(model, weights="mapped", **OPTIONS)
+    whole, least = memonger.search_plan(model, **OPTIONS), memonger.search_plan(model, **MAPPED)
     for share in (0.1, 0.4, 0.7, 0.95):
         budget = int(least.total_bytes + share * (whole.total_bytes - least.total_bytes))
         plan = memonger.search_plan(model, budget=budget, **OPTIONS)
@@ -382,7 +383,7 @@ def engines() -> Callable[[object], int]:
 
 
 def test_where_it_does_not_apply_nodes_copy_in_order(engines: Callable[..., int], plan: memonger.Plan) -> None:
-    mapped = memonger.search_plan(_model(), weights="mapped", **OPTIONS)
+    mapped = memonger.search_plan(_model(), **MAPPED)
     assert len(mapped.host_weights) == LAYERS
     assert not mapped.ahead_bytes
     assert engines(mapped) == 1
@@ -395,7 +396,7 @@ def test_where_it_does_not_apply_nodes_copy_in_order(engines: Callable[..., int]
     model = model_of(nodes, {"v0": [4, WIDTH]}, {"v8": [4, WIDTH]}, **weights)
     step = memonger.differentiate(memonger.add_lora(model, 4, "*"), loss="mean_squared_error", optimizer=optimizer)
     whole = memonger.search_plan(step, device="cuda:0")
-    trained = memonger.search_plan(step, device="cuda:0", budget=whole.total_bytes - 4 * WEIGHT)
+    trained = memonger.search_plan(step, device="cuda:0", budget=whole.total_bytes - 4 * WEIGHT, weights="ahead")
     assert trained.host_weights
     assert not trained.ahead_bytes
 
@@ -426,7 +427,7 @@ def test_plans_of_several_batches_run_marked_copies_in_order() -> None:
 
 def test_whatever_is_marked_is_right(engines: Callable[..., int]) -> None:
     """As in a file that somebody else wrote: copies right before the steps that read them are waited for at once."""
-    mapped = memonger.search_plan(_model(), weights="mapped", **OPTIONS)
+    mapped = memonger.search_plan(_model(), **MAPPED)
     model = mapped.model.clone()
     for node in model.graph:
         node.metadata_props[AHEAD] = "1"
@@ -465,7 +466,9 @@ def test_values_of_the_host_are_handed_from_stretch_to_stretch() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "unet"])
 def test_networks_run_in_the_planned_order(name: str, tmp_path: Path) -> None:
     whole = memonger.search_plan(small(name), mode="inference", device="cuda:0")
-    plan = memonger.search_plan(small(name), mode="inference", device="cuda:0", budget=whole.total_bytes * 4 // 5)
+    budget, options = whole.total_bytes * 4 // 5, {"mode": "inference", "device": "cuda:0"}
+    assert not memonger.search_plan(small(name), budget=budget, **options).ahead_bytes
+    plan = memonger.search_plan(small(name), budget=budget, weights="ahead", **options)
     assert plan.ahead_bytes
     plan.save(tmp_path / "planned.onnx")
     with memonger.Session(tmp_path / "planned.onnx") as session:  # which compares the order of the first run
