@@ -499,8 +499,8 @@ def in_pairs(after: MeasuredSession, before: MeasuredSession, limit: float) -> P
     runs = max(1, round(TURN_SECONDS / before.seconds[-1]))
     turns = int(ALL_SECONDS / (2 * runs * before.seconds[-1]))
     before.turns.clear()
-    pairs = Pairs(limit)
-    while len(pairs.ratios) < min(max(turns, TURNS[0]), TURNS[1]) and not pairs.is_clear:
+    pairs = Pairs(limit, min(max(turns, TURNS[0]), TURNS[1]))
+    while not pairs.are_enough:
         take_turns([after, before], 1, runs)
         pairs.add(*(statistics.median(worker.turns[-1]) for worker in (after, before)))
     return pairs

@@ -3,7 +3,7 @@
 Chunks are chosen by constants of one kind of processor (`memonger.tiling.chunk_times`), so that the same input gives
 the same plan whatever else the machine does. On another processor the constants may be wrong. So the plan that was
 chosen is compared once with the plan without chunks, by pairs of runs (`memonger.runtime.pairs`): it goes only where it
-clearly takes longer than was allowed, and `NOISE` on top. Where threads wait for a processor most of the time, as
+takes longer than was allowed, and `NOISE` on top. Where threads wait for a processor most of the time, as
 others are running, nothing is measured, and the plan is that of the constants. For how long threads could have run and
 had to wait is what Linux says of each (``/proc/self/task/*/schedstat``).
 """
@@ -29,8 +29,8 @@ NOISE = 0.03
 BUSY = 0.5
 """Seconds of waiting for a processor in one second of runs above which nothing is measured, as others are running."""
 
-FEWEST_PAIRS, MOST_PAIRS = 5, 60
-"""Pairs of runs at most, where it isn't clear before: as few where runs are long, and as many where they are short."""
+LONG_PAIRS, FEWEST_PAIRS, MOST_PAIRS = 3, 5, 60
+"""Pairs of runs at most, where it isn't clear before: of long runs, of those of a second, and of short ones."""
 
 TOGETHER = 10.0
 """Seconds that all runs of two plans may take, about, beyond the fewest."""
@@ -39,9 +39,8 @@ PAUSE = 0.05
 """Seconds before each run: threads of the session that ran before spin for a while, and would be waited for."""
 
 SHORTEST, LONG, LONGEST = 2e-3, 1.5, 15.0
-"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well,
-and one pair that is fast enough is enough, as phases of the machine are shorter; the longest would take too much time.
-"""
+"""Seconds of a run: of one that is shorter two percent can't be told apart; of a long one the first run counts as well;
+and the longest would take too much time."""
 
 MOST_PARAMETERS = 512 * MiB
 """Bytes of parameters beyond which two sessions beside the plan would take too much memory."""
@@ -69,7 +68,8 @@ class ChunkTimer:
     def __init__(self, whole: Plan, seconds: float, limit: float, inputs: feeding.Feeds | None) -> None:
         self._whole, self._seconds, self._limit, self._inputs = whole, seconds, limit, inputs
         self._without: Callable[[], object] | None = None
-        self._most = min(max(int(TOGETHER / (2 * seconds)), FEWEST_PAIRS), MOST_PAIRS)
+        within = min(max(int(TOGETHER / (2 * seconds)), FEWEST_PAIRS), MOST_PAIRS)
+        self._most = LONG_PAIRS if seconds >= LONG else within
 
     def pairs(self, chunked: Plan) -> Pairs | None:
         """Runs in chunks beside runs without them.
@@ -79,7 +79,7 @@ class ChunkTimer:
         if not can_be_timed(self._seconds, self._whole.parameter_bytes):
             return None
         try:
-            is_long = self._seconds >= LONG
+            is_long = self._most == LONG_PAIRS
             if self._without is None:
                 self._without = _runner(self._whole, self._inputs)
                 if not is_long and _waited_too_long(_timed(self._without), _timed(self._without)):
@@ -87,23 +87,19 @@ class ChunkTimer:
             with_chunks = _runner(chunked, self._inputs)
             if not is_long:
                 with_chunks()
-            return self._compared(with_chunks, self._without, is_long)
+            return self._compared(with_chunks, self._without)
         except MemongerError:  # whoever runs the plan is told why it doesn't
             return None
 
-    def _compared(
-        self, with_chunks: Callable[[], object], without: Callable[[], object], is_long: bool
-    ) -> Pairs | None:
+    def _compared(self, with_chunks: Callable[[], object], without: Callable[[], object]) -> Pairs | None:
         """Pairs of runs; None where others are running on the machine."""
-        pairs = Pairs(self._limit)
-        while len(pairs.ratios) < self._most and not pairs.is_clear:
+        pairs = Pairs(self._limit, self._most)
+        while not pairs.are_enough:
             first, second = (with_chunks, without)[:: -1 if len(pairs.ratios) % 2 else 1]
             runs = {run: _timed(run) for run in (first, second)}
             if _waited_too_long(*runs.values()):
                 return None
             pairs.add(runs[with_chunks][0], runs[without][0])
-            if is_long and pairs.ratios[-1] <= self._limit:
-                break
         return pairs
 
 

@@ -271,7 +271,7 @@ def test_what_gains_nothing_is_refused_with_the_reason(large: Path, monkeypatch:
 
 def test_what_was_too_slow_is_said_of_what_is_taken_in_its_place(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine loops seem slower than they are: half of the memory is taken where a twentieth could be."""
-    found = iter([(Pairs(1.08, [1.4]), "a run takes 1.40 of the time"), (Pairs(1.08, [1.02]), "")])
+    found = iter([(Pairs(1.08, 1, [1.4]), "a run takes 1.40 of the time"), (Pairs(1.08, 1, [1.02]), "")])
 
     def compared(_: Any, *processes: Any) -> tuple[Pairs, str]:
         for process in processes[:2]:

@@ -117,7 +117,7 @@ def test_a_model_that_rounds_otherwise_in_stretches_is_written_without(monkeypat
         for process in processes[:2]:
             process.round(1)
         tried.append(True)
-        return (None, search.DIFFER) if len(tried) == 1 else (Pairs(1.08, [1.0]), "")
+        return (None, search.DIFFER) if len(tried) == 1 else (Pairs(1.08, 1, [1.0]), "")
 
     monkeypatch.setattr(search._Contest, "_compared", compared)
     made = memonger.shrink(_transformer(), max_overhead=10.0)

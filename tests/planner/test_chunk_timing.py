@@ -33,7 +33,7 @@ def _copies(plan: memonger.Plan) -> int:
 
 def _alike(ratio: float | None) -> Pairs | None:
     """Pairs of one ratio each, beside what 0.5 allows."""
-    return None if ratio is None else Pairs(1.53, [ratio] * 5)
+    return None if ratio is None else Pairs(1.53, 5, [ratio] * 5)
 
 
 def _planned(monkeypatch: pytest.MonkeyPatch, *ratios: float | None) -> memonger.Plan:
@@ -122,17 +122,18 @@ def _pairs(*ratios: float) -> list[str]:
 TIMES = {
     # seconds of a run about; of each plan in turn the runs (seconds, in chunks or not, busy or not), what is measured,
     # and whether that is too slow
-    "short: three pairs are clear": (0.1, [[*COLD, *_pairs(*[1.02] * 3)]], [(1.02, False)]),
-    "short: five say that it is too slow": (0.1, [[*COLD, *_pairs(*[1.3] * 5)]], [(1.3, True)]),
+    "short: three pairs are enough": (0.1, [[*COLD, *_pairs(*[1.02] * 3)]], [(1.02, False)]),
+    "short: five that say that it is too slow": (0.1, [[*COLD, *_pairs(*[1.3] * 5)]], [(1.3, True)]),
     "short: a slow one of five counts little": (0.1, [[*COLD, *_pairs(1.3, *[1.02] * 5)]], [(1.02, False)]),
     "short: a fast one of eight likewise": (0.1, [[*COLD, *_pairs(1.3, 1.0, *[1.3] * 6)]], [(1.3, True)]),
-    "a second: unclear in the time there is": (1.0, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.0, 1.2)]], [(1.1, False)]),
+    "a second: the median of five": (1.0, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.0, 1.2)]], [(1.1, True)]),
+    "a second: three of five are enough": (1.0, [[*COLD, *_pairs(1.3, 1.0, 1.1, 1.2)]], [(1.15, True)]),
     "short: others are running": (0.1, [[*COLD, *_pairs(1.0), "busy whole 1", "1"]], [None]),
     "short: from the first": (0.1, [["busy whole 9", "whole 9"]], [None]),
-    "two plans": (1.0, [[*COLD, *_pairs(*[1.3] * 5)], ["9", *_pairs(1.2, *[1.0] * 4)]], [(1.3, True), (1.0, False)]),
-    "long: one of each": (5.0, [["4.1", "whole 4.0"]], [(4.1 / 4.0, False)]),
-    "long: another where it is too slow": (5.0, [_pairs(1.2, 1.1, 1.0)], [(1.1, False)]),
-    "long: five are too slow": (5.0, [_pairs(*[1.1] * 5), _pairs(1.0)], [(1.1, True), (1.0, False)]),
+    "two plans": (1.0, [[*COLD, *_pairs(*[1.3] * 3)], ["9", *_pairs(1.2, 1.0, 1.0, 1.0)]], [(1.3, True), (1.0, False)]),
+    "long: two of three": (5.0, [_pairs(1.01, 1.02)], [(1.015, False)]),
+    "long: three where they disagree": (5.0, [_pairs(1.2, 1.0, 1.1)], [(1.1, True)]),
+    "long: two are too slow": (5.0, [_pairs(1.1, 1.2), _pairs(1.0, 1.0)], [(1.15, True), (1.0, False)]),
     "long: others are running": (5.0, [["busy 9", "whole 4.0"]], [None]),
 }  # fmt: skip
 
@@ -141,7 +142,7 @@ TIMES = {
 def test_pairs_are_compared_until_it_is_clear_on_which_side_of_the_limit_they_are(
     seconds: float, plans: list[list[str]], expected: list[tuple[float, bool] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine has slow phases, and each pair is of one. Of long runs one pair that is fast enough is enough."""
+    """A machine has slow phases, and each pair is of one. Of long runs there are few."""
     left = list[str]()
 
     def timed(name: str) -> tuple[float, float]:
