@@ -239,9 +239,9 @@ class Plan(BasePlan, Header):
     def resident_parameter_bytes(self) -> int:
         """The most of `parameter_bytes` that is in memory at once: with a `window` others stay in the plan's file. Of a
         CUDA device's memory it is what isn't in the host's (`host_weights`): copies lie in the arena. Small
-        constants that several stretches of steps read (`ahead_bytes`) count for each."""
+        constants that several partitions read (`ahead_bytes`) count for each."""
         if self.window is None:
-            again = 0 if self._stretches is None else self._stretches.repeated_bytes
+            again = 0 if self._cut is None else self._cut.repeated_bytes
             return self.parameter_bytes - sum(self.host_weights.values()) + again
         return resident_bytes(weight_reads(self.model, self.graph), self.window, self.parameter_bytes)
 
@@ -265,15 +265,15 @@ class Plan(BasePlan, Header):
     @cached_property
     def ahead_bytes(self) -> int:
         """How many bytes of `host_weights` a run copies while other steps run, see `memonger.graph.ahead`."""
-        return 0 if self._stretches is None else sum(nbytes(c.node.outputs[0]) or 0 for c in self._stretches.copies)
+        return 0 if self._cut is None else sum(nbytes(c.node.outputs[0]) or 0 for c in self._cut.copies)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the host's memory, locked for the device, that these pass through: no budget counts them."""
-        return 0 if self._stretches is None else self._stretches.staging_bytes
+        return 0 if self._cut is None else self._cut.staging_bytes
 
     @cached_property
-    def _stretches(self) -> "ahead.Stretches | None":
+    def _cut(self) -> "ahead.CutSchedule | None":
         return None if parse_device(self.device).is_host else ahead.copies_ahead(self.model, self.host)
 
     @property

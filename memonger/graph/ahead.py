@@ -2,12 +2,12 @@
 
 A node that copies (`memonger.graph.weight_window.COPY`) takes its turn among the kernels of its session. Within one,
 onnxruntime orders streams by values and not by addresses, so that no copy of it may be made beside kernels. But a run
-of a session is over when its work is. So the schedule is cut into *stretches*, each of which a session of its own runs,
-and what the next stretch reads is copied by somebody else meanwhile: nobody but the host orders the two.
+of a session is over when its work is. So the schedule is cut into *partitions*, each of which has a session of its own,
+and what the next one reads is copied by somebody else while one runs: nobody but the host orders the two.
 
-In the schedule such a copy is the node that it was, marked with `memonger.ir.marks.AHEAD`, and stands where the stretch
-begins beside which it may be made. From there until its last reader its bytes are its own: whoever lays out or checks a
-plan needs no other rule, and one session may run the whole schedule, copies in order.
+In the schedule such a copy is the node that it was, marked with `memonger.ir.marks.AHEAD`, and stands where the
+partition begins beside which it may be made. From there until its last reader its bytes are its own: whoever lays out
+or checks a plan needs no other rule, and one session may run the whole schedule, copies in order.
 """
 
 import math
@@ -25,8 +25,8 @@ from memonger.ir.marks import AHEAD
 from memonger.ir.values import nbytes, read_values
 from memonger.units import MiB
 
-STRETCHES = 8
-"""The most stretches that a schedule is cut into. With more of them less is copied at a time, so that a budget holds
+PARTITIONS = 8
+"""The most partitions that a schedule is cut into. With more of them less is copied at a time, so that a budget holds
 more weights; each is a session, which costs a launch. No device was asked how long either takes."""
 
 PIECE = 8 * MiB
@@ -50,8 +50,8 @@ class Copy(NamedTuple):
 
     Attributes:
         node: What would make it in order.
-        begin: Number of the stretch before which it may begin, when the one before that is over.
-        wait: Number of the stretch before which it has to be there.
+        begin: Number of the partition before which it may begin, when the one before that is over.
+        wait: Number of the partition before which it has to be there.
     """
 
     node: ir.Node
@@ -60,14 +60,14 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
+class CutSchedule:
     """A schedule, cut.
 
     Attributes:
-        spans: Of each stretch its first step and the step behind its last. Copies ahead are in none.
+        spans: Of each partition its first step and the step behind its last. Copies ahead are in none.
         copies: In their order.
-        fed: Weights on the device that several stretches read, and that no kernel makes anything of: all read one.
-        repeated_bytes: Bytes on the device beside those of the model's weights: of constants that several stretches
+        fed: Weights on the device that several partitions read, and that no kernel makes anything of: all read one.
+        repeated_bytes: Bytes on the device beside those of the model's weights: of constants that several partitions
             read, each of which has its own; and of what aligns the weights that are fed.
     """
 
@@ -82,9 +82,9 @@ class Stretches:
         return 2 * min(PIECE, max((nbytes(copy.node.outputs[0]) or 0 for copy in self.copies), default=0))
 
 
-def stretches(model: ir.Model) -> Stretches:
-    """The stretches of a schedule: one begins behind copies ahead, and where a step reads what the stretch before has
-    begun. Whatever is marked is right: what is read in the stretch that it stands before is waited for at once.
+def cut_schedule(model: ir.Model) -> CutSchedule:
+    """The partitions of a schedule: one begins behind copies ahead, and where a step reads what the one before has
+    begun. Whatever is marked is right: what is read in the partition that it stands before is waited for at once.
 
     Args:
         model: Its nodes are the schedule.
@@ -106,7 +106,7 @@ def stretches(model: ir.Model) -> Stretches:
             pending.discard(value)
     if begin <= step:
         spans.append((begin, step + 1))
-    return Stretches(tuple(spans), tuple(copies.values()))
+    return CutSchedule(tuple(spans), tuple(copies.values()))
 
 
 def _is_ahead(node: ir.Node) -> bool:
@@ -118,14 +118,14 @@ def _is_ahead(node: ir.Node) -> bool:
     return bool(size) and size == weight.const_value.nbytes
 
 
-def copies_ahead(model: ir.Model, host: Collection[str]) -> Stretches | None:
-    """The stretches of a schedule, with what they have in common; None where nothing is copied ahead in it.
+def copies_ahead(model: ir.Model, host: Collection[str]) -> CutSchedule | None:
+    """The partitions of a schedule, with what they have in common; None where nothing is copied ahead in it.
 
     Args:
-        model: As of `stretches`.
+        model: As of `cut_schedule`.
         host: As of `memonger.graph.weight_window.device_reads`.
     """
-    found = stretches(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
+    found = cut_schedule(model) if any(AHEAD in node.metadata_props for node in model.graph) else None
     if found is None or not found.copies or len(found.spans) < 2:
         return None
     nodes, hosted = list(model.graph), on_host(model)
@@ -146,7 +146,7 @@ def copies_ahead(model: ir.Model, host: Collection[str]) -> Stretches | None:
 def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> list[int]:
     """The steps before which some copies may begin, so that they are made while other steps run.
 
-    The steps are cut into parts that copy about as many bytes each, `STRETCHES` at most, and a copy may begin with the
+    The steps are cut into parts that copy about as many bytes each, `PARTITIONS` at most, and a copy may begin with the
     part before its own. Where there is no room for it so long it stays in order, and so does what the first part reads
     if that begins with a copy.
 
@@ -158,7 +158,7 @@ def begins(times: Iterable[tuple[int, int]], live: np.ndarray, room: int) -> lis
     times, total = list(times), live.astype(np.int64)
     whole, passed, part, cuts, found = sum(size for _, size in times), 0, -1, [0], list[int]()
     for first, size in times:
-        number = passed * (STRETCHES - 1) // whole
+        number = passed * (PARTITIONS - 1) // whole
         if number > part and first > cuts[-1]:
             cuts.append(first)
             part = number

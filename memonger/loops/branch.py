@@ -9,7 +9,7 @@ where they are to lie: nothing is copied, and nodes and kernels are those that t
 
 A value of a shape that comes again later takes the memory of the first one, which onnxruntime keeps until then: of
 layers that are alike the memory of each shape is there in all of them. A branch knows of no other. So within the branch
-the nodes stand in branches again, a stretch of them in each, between which little is alive.
+the nodes stand in branches again, a section of them in each, between which little is alive.
 
 Told the sizes of a batch, onnxruntime makes one node of a product and the sum behind it, which rounds otherwise; of a
 batch that is open it doesn't. So where that is open in the model as it was, it isn't told here: what shapes are told by
@@ -91,19 +91,19 @@ def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> Non
             value.type = value.type or least[value.name].type
 
 
-def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) -> ir.Model:
+def in_branch(model: ir.Model, is_open: bool = False, divided: bool = True) -> ir.Model:
     """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
         is_open: Whether onnxruntime is not to know the sizes of the first dimension of inputs, and of slices.
-        stretched: Whether the branch is divided into stretches, where that makes sense.
+        divided: Whether the branch is divided into sections, where that makes sense.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
     settle_constants(writer)
     writer.drop_unread()
-    stretches = _stretches(list(graph), graph.outputs) if stretched else []
+    sections = _sections(list(graph), graph.outputs) if divided else []
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
     for scan in [node for each in graphs(copy) for node in each if operator_name(node) == "Scan"]:
         body = scan.attributes["body"].as_graph()
@@ -117,7 +117,7 @@ def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) ->
     number, is_empty = (ir.Value(name=writer.fresh(f"branch.{name}")) for name in ("length", "is_empty"))
     number.type, is_empty.type = ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL)
     zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
-    bodies = [_put(writer, nodes, sequence, is_empty, _STRETCH) for nodes in stretches] if len(stretches) > 1 else []
+    bodies = [_put(writer, nodes, sequence, is_empty, _SECTION) for nodes in sections] if len(sections) > 1 else []
     branch = _put(writer, list(graph), sequence, is_empty, "branch")
     made: dict[str, tuple[list[ir.Value], ir.Value]] = {
         "SequenceEmpty": ([], sequence), "SequenceLength": ([sequence], number), "Equal": ([number, zero], is_empty)
@@ -132,7 +132,7 @@ def in_branch(model: ir.Model, is_open: bool = False, stretched: bool = True) ->
 
 
 def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[ir.Model]:
-    """The model in a branch: in stretches, and without; and if sizes aren't to be known, both where they are.
+    """The model in a branch: in sections, and without; and if sizes aren't to be known, both where they are.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
@@ -141,12 +141,12 @@ def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[ir.Model]:
     for opened in (True, False) if is_open else (False,):
         made = in_branch(model, opened)
         yield made
-        if any(str(graph.name).startswith(_STRETCH) for graph in inner_graphs(made.graph)):
-            yield in_branch(model, opened, stretched=False)
+        if any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(made.graph)):
+            yield in_branch(model, opened, divided=False)
 
 
-_STRETCH = "stretch"
-"""What the names of stretches begin with."""
+_SECTION = "section"
+"""What the names of sections begin with."""
 
 
 def _put(
@@ -180,12 +180,12 @@ def _put(
 
 
 LESS, MUCH = 2, 8
-"""Of what a stretch made there is at its end a half of what there was at its worst step, or less; and less by an eighth
+"""Of what a section made there is at its end a half of what there was at its worst step, or less; and less by an eighth
 of what there is at the worst step of the model, or more."""
 
 
-def _stretches(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Sequence[ir.Node]]:
-    """The nodes in stretches, which end where little of what they made is alive: that passes to the next.
+def _sections(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Sequence[ir.Node]]:
+    """The nodes in sections, which end where little of what they made is alive: that passes to the next.
 
     They don't end between nodes that onnxruntime may make one of, or lay out images for (`_may_be_one`, `_can_pass`).
     """
@@ -227,14 +227,14 @@ def _stretches(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Se
 
 
 def _can_pass(value: ir.Value) -> bool:
-    """Whether a value can pass from one stretch to the next: its size is known, and it is no image in blocks."""
+    """Whether a value can pass from one section to the next: its size is known, and it is no image in blocks."""
     producer = value.producer()
     is_image = len(static_shape(value) or ()) == 4 and producer is not None and producer.op_type in _IN_BLOCKS
     return value.dtype in _FILLED and static_shape(value) is not None and not is_image
 
 
 _IN_BLOCKS = IN_BLOCKS | LARGER | WITHIN | {"Conv", "MaxPool", "AveragePool"}
-"""Operators that may write channels in blocks, which each stretch would have to lay out anew."""
+"""Operators that may write channels in blocks, which each section would have to lay out anew."""
 
 
 def _may_be_one(node: ir.Node, user: ir.Node) -> bool:
@@ -261,7 +261,7 @@ _TOLD = ("ConcatFromSequence", "If", "Loop", "Reshape", "Scan")
 """Operators whose results keep the other dimensions where the first is not to be known: no inference tells them."""
 
 
-def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, stretches: Collection[ir.Graph], zero: ir.Value) -> None:
+def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, sections: Collection[ir.Graph], zero: ir.Value) -> None:
     """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
     inside = [branch, *inner_graphs(branch)]
     reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
@@ -285,12 +285,12 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, stretches: Collection[
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
             dims = static_shape(value)
-            if dims and value in kept.union(each.inputs).difference(() if each in stretches else each.outputs):
+            if dims and value in kept.union(each.inputs).difference(() if each in sections else each.outputs):
                 made = value.producer()
                 is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
                 # one name means one size: onnxruntime computes in place by names
-                size = f"{(branch if each in stretches else each).name}.size"
+                size = f"{(branch if each in sections else each).name}.size"
                 value.shape = ir.Shape([*(f"{size}{dim}" for dim in dims[:open_dims]), *dims[open_dims:]])
             elif dims and not (each is branch and value in each.outputs):
                 value.shape = None

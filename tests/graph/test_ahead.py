@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from memonger.graph.ahead import STRETCHES, begins, choose_copies_ahead, copies_ahead, stretches
+from memonger.graph.ahead import PARTITIONS, begins, choose_copies_ahead, copies_ahead, cut_schedule
 from memonger.graph.weight_window import COPY, Read, choose_copies
 from memonger.ir.marks import AHEAD
 from tests.support.networks import model_of
@@ -46,10 +46,10 @@ def _model(steps: str) -> ir.Model:
         ("...", [(0, 3)], []),
     ],
 )
-def test_a_stretch_begins_behind_copies_and_where_they_are_read(
+def test_a_partition_begins_behind_copies_and_where_they_are_read(
     steps: str, spans: list[tuple[int, int]], copies: list[tuple[int, int]]
 ) -> None:
-    found = stretches(_model(steps))
+    found = cut_schedule(_model(steps))
     assert list(found.spans) == spans
     assert [(copy.begin, copy.wait) for copy in found.copies] == copies
 
@@ -62,7 +62,7 @@ def test_a_copy_is_waited_for_before_its_first_reader_and_begins_behind_all_step
         step = drawn.choice(".." + there + letters[len(there) : len(there) + 2].upper()[:1])
         there += step.lower() if step.isupper() else ""
         steps += step
-    found = stretches(_model(steps))
+    found = cut_schedule(_model(steps))
     place = {step: number for number, span in enumerate(found.spans) for step in range(*span)}
     assert sorted(place) == [step for step, letter in enumerate(steps) if not letter.isupper()]
     for copy, letter in zip(found.copies, there, strict=True):
@@ -89,7 +89,7 @@ def test_what_is_no_whole_weight_is_no_copy_ahead() -> None:
     assert copies_ahead(_model("Aa..."), ()) is None  # there is nothing beside it
 
 
-def test_constants_count_for_each_stretch_that_reads_them() -> None:
+def test_constants_count_for_each_partition_that_reads_them() -> None:
     model = _model("A.Ba.b.")
     found = copies_ahead(model, ())
     assert found is not None
@@ -107,7 +107,7 @@ def test_copies_begin_with_the_part_before_their_own() -> None:
     live[:3] = 995
     assert begins(times, live, 1000) == [5, 5, 10, 15, 20, 25, 30]
     many = begins([(step, 10) for step in range(1, 40)], np.zeros(40, np.int64), 1000)
-    assert len(set(many)) <= STRETCHES
+    assert len(set(many)) <= PARTITIONS
     assert begins([], live, 0) == []
 
 

@@ -23,7 +23,7 @@ from onnx import helper
 import memonger
 from memonger.cli.commands import main
 from memonger.errors import SessionError
-from memonger.graph.ahead import PIECE, STRETCHES, stretches
+from memonger.graph.ahead import PARTITIONS, PIECE, cut_schedule
 from memonger.graph.weight_window import COPY
 from memonger.ir.marks import AHEAD
 from memonger.runtime import weight_reader
@@ -96,7 +96,7 @@ def test_a_plan_says_what_it_copies_ahead_and_holds_its_budget(plan: memonger.Pl
     assert len(marked) * WEIGHT == plan.ahead_bytes
     before = _in_use()
     with memonger.Session(plan) as session:
-        assert 2 < len(session.engines) <= STRETCHES
+        assert 2 < len(session.engines) <= PARTITIONS
         for _ in range(2):
             _check(session.run(FEED))
         assert _in_use() - before <= plan.total_bytes + 64 * KIB
@@ -309,7 +309,7 @@ def test_an_arena_that_moves_an_input_in_it_and_targets(plan: memonger.Plan) -> 
         _check(session.run(FEED))
 
 
-def test_constants_of_several_stretches_count_for_each() -> None:
+def test_constants_of_several_partitions_count_for_each() -> None:
     plan = _plan(model=_model(shared=True))
     assert plan.ahead_bytes
     assert plan.resident_parameter_bytes > plan.parameter_bytes - sum(plan.host_weights.values())
@@ -321,7 +321,7 @@ def test_constants_of_several_stretches_count_for_each() -> None:
         assert _in_use() - before <= plan.total_bytes + 64 * KIB
 
 
-def test_a_large_weight_of_several_stretches_lies_on_the_device_once(tmp_path: Path) -> None:
+def test_a_large_weight_of_several_partitions_lies_on_the_device_once(tmp_path: Path) -> None:
     """As an embedding that is the last product as well."""
     names = ["e", *(f"w{n}" for n in range(LAYERS)), "e"]
     nodes = [helper.make_node("Identity", [w], [f"t{n}"], name=f"identity{n}") for n, w in enumerate(names)]
@@ -433,10 +433,10 @@ def test_whatever_is_marked_is_right(engines: Callable[..., int]) -> None:
         node.metadata_props[AHEAD] = "1"
     marked = dataclasses.replace(mapped, model=model)
     assert marked.ahead_bytes == LAYERS * WEIGHT
-    assert engines(marked) == len(stretches(model).spans) >= LAYERS
+    assert engines(marked) == len(cut_schedule(model).spans) >= LAYERS
 
 
-def test_values_of_the_host_are_handed_from_stretch_to_stretch() -> None:
+def test_values_of_the_host_are_handed_from_partition_to_partition() -> None:
     """What a node without a CUDA kernel computes before the first cut, and others read behind the last."""
     names, kind, size = [f"w{n}" for n in range(LAYERS)], onnx.TensorProto.INT32, WIDTH * WIDTH
     nodes = [
@@ -453,7 +453,7 @@ def test_values_of_the_host_are_handed_from_stretch_to_stretch() -> None:
     model.graph.input.append(helper.make_tensor_value_info("i", kind, [size]))
     model.graph.output.extend(helper.make_tensor_value_info(name, kind, [size]) for name in ("early", "late"))
     plan = _plan(model=model)
-    spans, order = stretches(plan.model).spans, [node.name for node in plan.model.graph]
+    spans, order = cut_schedule(plan.model).spans, [node.name for node in plan.model.graph]
     assert plan.ahead_bytes
     assert order.index("not") < spans[0][1] <= spans[-1][0] <= order.index("late")
     with memonger.Session(plan) as session:

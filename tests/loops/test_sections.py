@@ -1,4 +1,4 @@
-"""A branch that is divided into stretches gives what the model gave, in less memory, in stock onnxruntime."""
+"""A branch that is divided into sections gives what the model gave, in less memory, in stock onnxruntime."""
 
 import random
 from pathlib import Path
@@ -48,8 +48,8 @@ def _transformer(batch: int | str = 1) -> onnx.ModelProto:
     return model
 
 
-def _has_stretches(model: ir.Model) -> bool:
-    return any(str(graph.name).startswith("stretch.then") for graph in inner_graphs(model.graph))
+def _has_sections(model: ir.Model) -> bool:
+    return any(str(graph.name).startswith("section.then") for graph in inner_graphs(model.graph))
 
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
@@ -65,9 +65,9 @@ def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_p
     write_arrays(tmp_path / "inputs.npz", {"x0": x})
     taken, forecasts = list[int](), list[int]()
     want = run_stock(model, {"x0": x}, "ORT_ENABLE_ALL")["y"]
-    for stretched in (True, False):
-        made = in_branch(loaded, is_open, stretched)
-        assert _has_stretches(made) == stretched
+    for divided in (True, False):
+        made = in_branch(loaded, is_open, divided)
+        assert _has_sections(made) == divided
         assert same(run_stock(_proto(made), {"x0": x}, "ORT_ENABLE_ALL")["y"], want)
         forecast = expected(made, {"x0": x.shape}, cores_of(0))
         assert forecast is not None
@@ -81,7 +81,7 @@ def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_p
     assert not process_memory.is_measurable() or taken[0] < 0.9 * taken[1]
 
 
-def test_stretches_end_where_nothing_is_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_end_where_nothing_is_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they may end, in random networks."""
     monkeypatch.setattr(branch, "LESS", 0)
     monkeypatch.setattr(branch, "MUCH", 1e9)
@@ -103,14 +103,14 @@ def test_stretches_end_where_nothing_is_made_one(monkeypatch: pytest.MonkeyPatch
         model.graph.initializer.append(numpy_helper.from_array(normal(1, 16, 16) / np.float32(4), "w"))
         model.graph.initializer.append(numpy_helper.from_array(normal(2, 16), "b"))
         made = in_branch(load(model).ir)
-        divided += _has_stretches(made)
+        divided += _has_sections(made)
         feeds = {"x": normal(3, 2, 16, 16)}
         want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
         assert same(got[values[-1]], want[values[-1]]), f"seed {seed}"
     assert divided >= 16
 
 
-def test_a_model_that_rounds_otherwise_in_stretches_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_rounds_otherwise_in_sections_is_written_without(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[bool]()
 
     def compared(_: Any, *processes: Any) -> tuple[Pairs | None, str]:
@@ -122,6 +122,6 @@ def test_a_model_that_rounds_otherwise_in_stretches_is_written_without(monkeypat
     monkeypatch.setattr(search._Contest, "_compared", compared)
     made = memonger.shrink(_transformer(), max_overhead=10.0)
     assert len(tried) == 2
-    assert not _has_stretches(made.model)
+    assert not _has_sections(made.model)
     assert made.notes[0].startswith(f"one that was expected to take less isn't taken: {search.DIFFER}")
-    assert _has_stretches(memonger.shrink(_transformer(), max_overhead=10.0).model)
+    assert _has_sections(memonger.shrink(_transformer(), max_overhead=10.0).model)
