@@ -343,6 +343,10 @@ def _in_order(source: Source) -> ir.Model:
     return model
 
 
+def _most_slices(candidate: Candidate) -> int:
+    return max((loop.slices for loop in candidate.loops), default=0)
+
+
 def _in_branch(candidate: Candidate, is_open: bool) -> Candidate:
     def forms() -> Iterator[ir.Model]:
         return forms_in_branch(candidate.write(), is_open)
@@ -428,11 +432,14 @@ class _Contest:
                     self.tried.append(why_not)
                     if why_not != DIFFER:
                         break
-                if pairs is not None and pairs.is_too_slow:  # what is estimated to be faster comes next
-                    most = candidate.seconds - 0.01 * self.once
-                    if candidate.seconds > 0:
-                        most = min(most, SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1))
-                    forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
+                if pairs is not None and pairs.is_too_slow:
+                    if candidate.seconds > 0:  # what is estimated to be faster comes next
+                        most = SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1)
+                        most = min(most, candidate.seconds - 0.01 * self.once)
+                        forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
+                    else:  # no estimate tells how much longer it takes: coarser slices come next
+                        half = _most_slices(candidate) / 2
+                        forecast.left = [c for c in forecast.left if _most_slices(c) <= half or c is last]
         self.tried += forecast.refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
         raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
