@@ -154,6 +154,8 @@ def test_weights_are_mapped_or_packed_where_that_is_asked_for(
     assert mapped.total_bytes == refused.value.smallest
     assert mapped.budget is None
     assert memonger.search_plan(_model(), weights="mapped", budget=BUDGET, **options).window == mapped.window
+    ahead = memonger.search_plan(_model(), weights="ahead", budget=BUDGET, **options)  # as a reader does in any case
+    assert (ahead.window, ahead.offsets) == (plan.window, plan.offsets)
     mapped.save(tmp_path / "planned.onnx")
     with memonger.Session(tmp_path / "planned.onnx") as session:
         assert np.array_equal(session.run(FEED)[RESULT], expected)
@@ -191,7 +193,7 @@ def test_a_plan_whose_weights_cannot_be_mapped_says_why() -> None:
         assert plan.window is None
         assert any(note.startswith("weights='mapped': none of its weights can stay") for note in plan.notes)
         assert any(words in note for note in plan.notes)
-    with pytest.raises(memonger.PlanError, match="weights must be 'auto', 'packed' or 'mapped', not 'maped'"):
+    with pytest.raises(memonger.PlanError, match="weights must be 'auto', 'packed', 'mapped' or 'ahead', not 'maped'"):
         memonger.search_plan(small, weights="maped")  # type: ignore[arg-type]
 
 
