@@ -354,7 +354,8 @@ def test_no_cuda_graph_replays_it(plan: memonger.Plan) -> None:
 
 def test_the_command_says_so(plan: memonger.Plan, tmp_path: Path) -> None:
     onnx.save(_model(), tmp_path / "model.onnx")
-    command = f"plan {tmp_path / 'model.onnx'} --mode inference --device cuda --level disable --budget {plan.budget}B"
+    command = f"plan {tmp_path / 'model.onnx'} --mode inference --device cuda --level disable --weights ahead "
+    command += f"--budget {plan.budget}B"
     run = CliRunner().invoke(main, [*command.split(), "--json"])
     assert run.exit_code == 0, run.output
     said = json.loads(run.stdout)["host_weights"]
