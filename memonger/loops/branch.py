@@ -34,8 +34,9 @@ from memonger.ir.values import (
     static_shape,
     subgraphs,
 )
+from memonger.loops.rows import MAKES_BLOCKS
 from memonger.loops.writer import move_constants, settle_constants
-from memonger.tiling.axes import IN_BLOCKS, LARGER, WITHIN
+from memonger.tiling.axes import WITHIN
 from memonger.tiling.writer import SliceWriter
 
 _OLDEST_OPSET = 13
@@ -233,7 +234,7 @@ def _can_pass(value: ir.Value) -> bool:
     return value.dtype in _FILLED and static_shape(value) is not None and not is_image
 
 
-_IN_BLOCKS = IN_BLOCKS | LARGER | WITHIN | {"Conv", "MaxPool", "AveragePool"}
+_IN_BLOCKS = MAKES_BLOCKS | WITHIN
 """Operators that may write channels in blocks, which each section would have to lay out anew."""
 
 

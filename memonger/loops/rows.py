@@ -226,7 +226,7 @@ def _moved(one: Mapping[Place, Interval], other: Mapping[Place, Interval]) -> di
     return moves
 
 
-_MAKES_BLOCKS = IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
+MAKES_BLOCKS = IN_BLOCKS | LARGER | {"Conv", "MaxPool", "AveragePool"}
 """Operators that may write channels in blocks."""
 
 BLOCK = 16
@@ -237,7 +237,7 @@ def _is_in_blocks(value: ir.Value) -> bool:
     """Whether onnxruntime may have a value's channels in blocks."""
     producer = value.producer()
     is_image = len(static_shape(value) or ()) == 4 and value.dtype == ir.DataType.FLOAT
-    return is_image and producer is not None and producer.op_type in _MAKES_BLOCKS
+    return is_image and producer is not None and producer.op_type in MAKES_BLOCKS
 
 
 def _wants_blocks(node: ir.Node, value: ir.Value) -> bool:

@@ -79,7 +79,7 @@ class ChunkTimer:
         if not can_be_timed(self._seconds, self._whole.parameter_bytes):
             return None
         try:
-            is_long = self._most == LONG_PAIRS
+            is_long = self._seconds >= LONG
             if self._without is None:
                 self._without = _runner(self._whole, self._inputs)
                 if not is_long and _waited_too_long(_timed(self._without), _timed(self._without)):

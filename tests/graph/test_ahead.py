@@ -10,6 +10,7 @@ from onnx import helper
 from memonger.graph.ahead import PARTITIONS, begins, choose_copies_ahead, copies_ahead, cut_schedule
 from memonger.graph.weight_window import COPY, Read, choose_copies
 from memonger.ir.marks import AHEAD
+from tests.support.cuda import random_reads
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -116,11 +117,7 @@ def test_what_is_chosen_fits_with_copies_ahead_or_in_order(seed: int) -> None:
     drawn = random.Random(seed)
     steps = drawn.randint(4, 30)
     live = np.array([drawn.randint(0, 1000) for _ in range(steps)])
-    reads = []
-    for n in range(drawn.randint(2, 12)):
-        at = sorted(drawn.sample(range(steps), drawn.randint(1, 2)))
-        size = drawn.randint(100, 600)
-        reads.append(Read(f"w{n}", tuple((step, step) for step in at), size, size, None, True))
+    reads = random_reads(drawn, steps, 12)
 
     def total(copied: list[Read]) -> np.ndarray:
         names = {read.name for read in copied}

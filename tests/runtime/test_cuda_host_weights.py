@@ -20,7 +20,7 @@ from memonger.graph.weight_window import COPY, Read, choose_copies, device_reads
 from memonger.ir.values import required_inputs, static_shape
 from memonger.runtime.cuda import driver
 from tests.models.test_models import small
-from tests.support.cuda import CUDA, needs_cuda
+from tests.support.cuda import CUDA, needs_cuda, random_reads
 from tests.support.networks import model_of
 from tests.support.stock import normal
 
@@ -229,11 +229,7 @@ def test_what_is_chosen_fits_and_no_weight_more_would(seed: int) -> None:
     drawn = random.Random(seed)
     steps = drawn.randint(4, 20)
     live = np.array([drawn.randint(0, 1000) for _ in range(steps)])
-    reads = []
-    for n in range(drawn.randint(2, 8)):
-        at = sorted(drawn.sample(range(steps), drawn.randint(1, 2)))
-        size = drawn.randint(100, 600)
-        reads.append(Read(f"w{n}", tuple((step, step) for step in at), size, size, None, True))
+    reads = random_reads(drawn, steps, 8)
 
     def most(copied: list[Read]) -> int:
         names = {read.name for read in copied}
