@@ -6,7 +6,7 @@ it may and nobody else reads it, else that of a dead value of the same shape, wh
 Outputs of the model are new memory always.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ from memonger.allocation.onnxruntime_arena import Frame, onnxruntime_bytes
 from memonger.graph import aliasing, kernels
 from memonger.graph.schedule import default_order, sources_of
 from memonger.ir.operators import operator_name
-from memonger.ir.values import dense, graphs, nbytes, read_values, static_shape, subgraphs
+from memonger.ir.values import dense, graphs, inner_graphs, nbytes, read_values, static_shape, subgraphs
 
 _TAKES_INPUT = frozenset(
     {
@@ -49,8 +49,9 @@ Dims = Sequence[int | str | None]
 
 
 def dims_in_file(graph: ir.Graph) -> dict[str, Dims]:
-    """The inputs' shapes as a file has them, by name."""
-    shapes = {str(value.name): value.shape for value in graph.inputs if value.shape is not None}
+    """The shapes of inputs, and of what bodies give, as a file has them, by name."""
+    values = [*graph.inputs, *(value for body in inner_graphs(graph) for value in body.outputs)]
+    shapes = {str(value.name): value.shape for value in values if value.shape is not None}
     return {name: [dim if isinstance(dim, int) else dim.value for dim in shape.dims] for name, shape in shapes.items()}
 
 
@@ -71,17 +72,21 @@ def allocated_bytes(
     """
     weights = (value.const_value for graph in graphs(model) for value in graph.initializers.values())
     largest = max((weight.nbytes for weight in weights if weight is not None), default=0)  # loading copied it
-    frame = _frame(model.graph, workspace, as_written, threads, nameless=_nameless(model.graph, in_file))
+    given = [value for body in inner_graphs(model.graph) for value in body.outputs]
+    late = {value for value in given if not all(isinstance(dim, int) for dim in in_file.get(str(value.name), ()))}
+    nameless = _nameless(model.graph, in_file)
+    frame = _frame(model.graph, workspace, as_written, threads, late, nameless)
     return onnxruntime_bytes(frame, arena=arena, freed=largest)
 
 
 def _frame(
-    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, around: str = "",
-    *, in_loop: bool = False, nameless: Collection[ir.Value] = (),
+    graph: ir.Graph, workspace: Mapping[str, int] | None, as_written: bool, threads: int, late: Set[ir.Value],
+    nameless: Set[ir.Value], around: str = "", *, in_loop: bool = False,
 ) -> Frame:  # fmt: skip
     """What a run of a graph asks for, the body of a node of that type or the model.
 
-    What a Scan's body or a branch writes, the node around it has asked for. A Loop can't, as sizes may change: its body
+    What a Scan's body or a branch writes, the node around it has asked for; but a branch asks itself, when it makes it,
+    for what it gives ``late``, of a size that is open in the file. A Loop can't ask, as sizes may change: its body
     asks, or a branch of that when it begins; and the node holds what is carried from turn to turn, and pieces of
     sequences that are joined behind it. A body that reads anything but tensors gets no block.
     """
@@ -91,8 +96,9 @@ def _frame(
     in_loop = around == "Loop" or (around == "If" and in_loop)
     branched = {value for node in nodes if node.op_type == "If" for value in node.outputs}
     given = set(graph.outputs) & branched if in_loop else set(graph.outputs) if around else set[ir.Value]()
-    planned, single = _Allocations(graph, nodes, given, nameless).buffers()
-    if around == "If":
+    given -= set(late) if around == "If" else set()
+    planned, single = _Allocations(graph, nodes, given, late, nameless).buffers()
+    if around == "If" and in_loop:
         single = [replace(each, start=0) for each in single]
     bodies, left = dict[int, list[tuple[Frame, int]]](), dict[int, list[tuple[int, int]]]()
     first_at = dict[int, int]()
@@ -103,7 +109,8 @@ def _frame(
         if workspace is None:
             pieces = kernels.workspace(node, threads)
             inside = [
-                _frame(body, None, as_written, threads, node.op_type, in_loop=in_loop) for body in subgraphs(node)
+                _frame(body, None, as_written, threads, late, nameless, node.op_type, in_loop=in_loop)
+                for body in subgraphs(node)
             ]
             if inside:
                 bodies[2 * step] = [(body, kernels.turns(node)) for body in inside]
@@ -131,7 +138,7 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
     ONNX, ``nchwc_schema_defs.cc`` of onnxruntime), and two shapes without one are never the same.
     """
     dims: dict[ir.Value, Dims] = {v: in_file[str(v.name)] for v in graph.inputs if str(v.name) in in_file}
-    for node in graph:
+    for node in (node for each in (graph, *inner_graphs(graph)) for node in each):
         read = [dims[value] for value in node.inputs if value in dims]
         if not read:
             continue
@@ -150,13 +157,15 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
 class _Allocations:
     """The memory that onnxruntime plans for the nodes' outputs: which share one, from which step to which.
 
-    What is given by another graph has none. Those that are ``nameless`` share none.
+    What is given by another graph has none; what is given ``late`` by a branch has it once that is over. Those that are
+    ``nameless`` share none.
     """
 
     def __init__(
-        self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value], nameless: Collection[ir.Value]
-    ) -> None:
-        self.nodes, self.given, self.nameless = nodes, given, nameless
+        self, graph: ir.Graph, nodes: list[ir.Node], given: Collection[ir.Value], late: Set[ir.Value],
+        nameless: Collection[ir.Value],
+    ) -> None:  # fmt: skip
+        self.nodes, self.given, self.late, self.nameless = nodes, given, late, nameless
         self.results = set(graph.outputs)
         made = {value for node in nodes for value in node.outputs}
         # Left, by the value that owns the memory. What comes from outside is never overwritten
@@ -182,6 +191,8 @@ class _Allocations:
                     self.owner[value] = shared
                     self.uses[shared] = self.uses.get(shared, 0) + self.uses.get(value, 0)
             late.update(kernels.transposed(node))
+            branches = [branch.outputs for branch in subgraphs(node)] if node.op_type == "If" else []
+            late.update(v for v, *ends in zip(node.outputs, *branches, strict=True) if not self.late.isdisjoint(ends))
             for value in node.outputs:
                 if not self.uses.get(value) and value in self.start:  # held, but for others to take
                     self.dead.setdefault(self._kind(value), []).append(value)

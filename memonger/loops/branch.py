@@ -132,8 +132,8 @@ def in_branch(model: ir.Model, is_open: bool = False, divided: bool = True) -> i
     return copy
 
 
-def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[ir.Model]:
-    """The model in a branch: in sections, and without; and if sizes aren't to be known, both where they are.
+def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[Sequence[ir.Model]]:
+    """The model in a branch, in sections and without; and if sizes aren't to be known, then both where they are.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
@@ -141,9 +141,8 @@ def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[ir.Model]:
     """
     for opened in (True, False) if is_open else (False,):
         made = in_branch(model, opened)
-        yield made
-        if any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(made.graph)):
-            yield in_branch(model, opened, divided=False)
+        has_sections = any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(made.graph))
+        yield [made, in_branch(model, opened, divided=False)] if has_sections else [made]
 
 
 _SECTION = "section"
@@ -155,9 +154,7 @@ def _put(
 ) -> ir.Graph:  # fmt: skip
     """Put the first nodes of the model into a branch of an ``If``, which comes behind the others. Returns that."""
     graph, inside, insides = writer.model.graph, set(nodes), dict[ir.Value, ir.Value]()
-    inside.update(
-        node for outer in nodes for body in subgraphs(outer) for each in (body, *inner_graphs(body)) for node in each
-    )
+    inside.update(node for outer in nodes for node in _inner_nodes(outer))
     graph.remove(nodes)
     for value in [value for node in nodes for value in node.outputs]:
         users = [use for use in value.uses() if use.node not in inside]
@@ -211,10 +208,14 @@ def _sections(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Seq
         return within, before
 
     in_one, step_of = np.zeros(steps, bool), {node: step for step, node in enumerate(nodes)}
-    for step, value in [(step, value) for step, node in enumerate(nodes) for value in node.outputs]:
-        in_one[step + 1 : last.get(owner.get(value, value), step) + 1] |= not _can_pass(value)
-        for user in (user for user in value.consumers() if user in step_of and _may_be_one(nodes[step], user)):
-            in_one[step + 1 : step_of[user] + 1] = True
+    made_at = {value: step for step, node in enumerate(nodes) for value in node.outputs}
+    for step, node in enumerate(nodes):
+        for user in (node, *_inner_nodes(node)):
+            for value in (value for value in user.inputs if value in made_at and not _can_pass(value, user)):
+                in_one[made_at[value] + 1 : step + 1] = True
+        for user in (user for v in node.outputs for user in v.consumers() if user in step_of):
+            if _may_be_one(node, user):
+                in_one[step + 1 : step_of[user] + 1] = True
     (within, before), ends, lowest = alive(0), [0], 0
     much = within.max(initial=0) / MUCH
     for step in range(1, steps):
@@ -227,11 +228,20 @@ def _sections(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[Seq
     return [nodes[begin:end] for begin, end in itertools.pairwise([*ends, steps])]
 
 
-def _can_pass(value: ir.Value) -> bool:
-    """Whether a value can pass from one section to the next: its size is known, and it is no image in blocks."""
+def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes in the bodies of a node."""
+    for body in subgraphs(node):
+        for each in (body, *inner_graphs(body)):
+            yield from each
+
+
+def _can_pass(value: ir.Value, user: ir.Node) -> bool:
+    """Whether a value can pass to a node in another section: its size is known, and it isn't an image that onnxruntime
+    may hand over in blocks."""
     producer = value.producer()
     is_image = len(static_shape(value) or ()) == 4 and producer is not None and producer.op_type in _IN_BLOCKS
-    return value.dtype in _FILLED and static_shape(value) is not None and not is_image
+    is_read_so = user.op_type in _IN_BLOCKS and user.attributes.get_int("axis", 1) == 1
+    return value.dtype in _FILLED and static_shape(value) is not None and not (is_image and is_read_so)
 
 
 _IN_BLOCKS = MAKES_BLOCKS | WITHIN

@@ -85,7 +85,7 @@ class Candidate:
         loops: What runs in them.
         is_nested: Whether one of them stands in another.
         twice: Bytes of weights that it holds beside the model's once loaded: in a loop and in what stands around it.
-        others: Gives the model in other forms, for where one before gives other outputs.
+        forms: Gives the model that was written in forms of it, those that compute alike together.
     """
 
     bytes: float
@@ -94,7 +94,7 @@ class Candidate:
     loops: tuple[Loop, ...]
     is_nested: bool = False
     twice: int = 0
-    others: Callable[[], Iterator[ir.Model]] = lambda: iter(())
+    forms: Callable[[ir.Model], Iterator[Sequence[ir.Model]]] = lambda model: iter([[model]])
 
 
 def along(axis: StageSearch, open_size: str) -> Iterator[Candidate]:

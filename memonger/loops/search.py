@@ -8,6 +8,7 @@ next candidate.
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -282,13 +283,13 @@ class _Forecast:
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
     refused: list[str] = field(default_factory=list)
-    _made: dict[int, tuple[ir.Model, Expected | None]] = field(default_factory=dict)
+    _made: dict[int, tuple["_Form", Iterator["_Form"]]] = field(default_factory=dict)
 
-    def best(self) -> tuple[Candidate, ir.Model, Expected | None] | None:
+    def best(self) -> tuple[Candidate, Iterator["_Form"]] | None:
         """Of the first that are left, and the last, the one that is expected to take the least; it is left no more.
 
         Of those that take about as much, it is the fastest by estimate. Forecasts of memory are closer than estimates;
-        where there is none, the estimate counts.
+        where there is none, the estimate counts. Its forms come in the order in which they are to be tried.
         """
         found = list[Candidate]()
         while len(found) < min(FORECAST, len(self.left)):
@@ -302,22 +303,33 @@ class _Forecast:
         enough = ALIKE * min(map(self._needed, found))
         best = min(found, key=lambda one: (self._needed(one) > enough, one.seconds, self._needed(one)))
         self.left = [each for each in self.left if each is not best]
-        return best, *self._made.pop(id(best))
+        first, others = self._made.pop(id(best))
+        return best, itertools.chain([first], others)
 
     def _write(self, candidate: Candidate) -> bool:
         """Whether it can be written."""
         if id(candidate) not in self._made:
+            forms = self._forms(candidate)
             try:
-                made = candidate.write()
+                self._made[id(candidate)] = next(forms), forms
             except NotInLoopsError as error:
                 self.refused.append(str(error))
                 return False
-            self._made[id(candidate)] = made, expected(made, self.shapes, self.threads)
         return True
 
+    def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
+        """Its forms, of those that compute alike the one first that is expected to take the least."""
+        for alike in candidate.forms(candidate.write()):
+            forms = [(model, expected(model, self.shapes, self.threads)) for model in alike]
+            yield from sorted(forms, key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
+
     def _needed(self, candidate: Candidate) -> float:
-        _, known = self._made[id(candidate)]
+        (_, known), _ = self._made[id(candidate)]
         return (candidate.bytes if known is None else known.run_bytes) + candidate.twice
+
+
+_Form = tuple[ir.Model, Expected | None]
+"""A model, and what it is expected to take."""
 
 
 def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
@@ -326,7 +338,8 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
     if best is None:
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in forecast.refused))
         raise PlanError(f"{name} gains nothing in loops: {why}.")
-    candidate, made, known = best
+    candidate, forms = best
+    made, known = next(forms)
     said = "nothing was run: neither that the outputs are the same nor what it takes is checked."
     return Shrunk(made, candidate.loops, _NOTHING_RUN, replace(_NOTHING_RUN, expected=known), (said,))
 
@@ -348,10 +361,7 @@ def _most_slices(candidate: Candidate) -> int:
 
 
 def _in_branch(candidate: Candidate, is_open: bool) -> Candidate:
-    def forms() -> Iterator[ir.Model]:
-        return forms_in_branch(candidate.write(), is_open)
-
-    return replace(candidate, write=lambda: next(forms()), others=lambda: itertools.islice(forms(), 1, None))
+    return replace(candidate, forms=partial(forms_in_branch, is_open=is_open))
 
 
 def _is_product(node: ir.Node) -> bool:
@@ -415,8 +425,8 @@ class _Contest:
                 best = forecast.best()
                 if best is None:
                     break
-                candidate, first, known = best
-                for made in itertools.chain([first], candidate.others()):
+                candidate, forms = best
+                for made, known in forms:
                     file = self.folder / f"{number}.onnx"
                     save_model(made.clone(), file, limit=0)
                     try:
@@ -425,7 +435,7 @@ class _Contest:
                             others = filter(None, (self._at(size, path, file) for size in self.others))
                             why_not = why_not or next(others, "")
                             if pairs is not None and not why_not:
-                                was, now = Footprint.of(before), Footprint.of(after, known if made is first else None)
+                                was, now = Footprint.of(before), Footprint.of(after, known)
                                 return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
                     except WorkerError as error:
                         why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
