@@ -110,7 +110,7 @@ def _frame(
             pieces = kernels.workspace(node, threads)
             inside = [
                 _frame(body, None, as_written, threads, late, nameless, node.op_type, in_loop=in_loop)
-                for body in subgraphs(node)
+                for body in _bodies(node)
             ]
             if inside:
                 bodies[2 * step] = [(body, kernels.turns(node)) for body in inside]
@@ -129,6 +129,19 @@ def _frame(
             ends = [(end, n) for end, n in joined if n.inputs[0] is not None and n.inputs[0].producer() is node]
             left[2 * step] = [(nbytes(each.outputs[0]) or 0, 2 * end + 2) for end, each in ends]
     return Frame(planned, single, bodies, left, first_at)
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    """The bodies of a node, of which a branch is left out where it is known that another always runs: of a sequence
+    that is made empty it is asked whether it is empty. Of two branches that one comes first that runs if it is so."""
+    if node.op_type != "If":
+        return subgraphs(node)
+    operators, value = list[str](), node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None:
+        operators.append(producer.op_type)
+        value = producer.inputs[0] if producer.inputs else None
+    then, other = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+    return [then] if operators == ["Equal", "SequenceLength", "SequenceEmpty"] else [then, other]
 
 
 def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:

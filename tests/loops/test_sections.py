@@ -16,12 +16,14 @@ import memonger
 from memonger.ir.values import inner_graphs
 from memonger.loops import branch, search
 from memonger.loops.branch import in_branch
+from memonger.loops.rows import with_row_loops
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
 from memonger.runtime import process_memory
 from memonger.runtime.measure import MeasuredSession, RunJob, write_arrays
 from memonger.runtime.pairs import Pairs
 from memonger.tiling.chunk_times import cores_of
+from tests.support.image_networks import rows_of_all
 from tests.support.stock import normal, parse, run_stock, same
 
 TOKENS, WIDTH, LAYERS = 1024, 64, 3
@@ -79,6 +81,54 @@ def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_p
             taken.append(session.loaded["peak_bytes"])
     assert forecasts[0] < 0.8 * forecasts[1]
     assert not process_memory.is_measurable() or taken[0] < 0.9 * taken[1]
+
+
+def _image(batch: int | str, side: int) -> onnx.ModelProto:
+    """Two results, one of an image that is made larger; convolutions that onnxruntime has in blocks of channels."""
+    body = """
+        a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w1)  d = Relu (c)
+        e = Conv <pads = [1, 1, 1, 1]> (d, w1)  s = Add (e, b)
+        y = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (s)  u = Resize <mode = "nearest"> (y, , twice)
+        f = Conv <pads = [1, 1, 1, 1]> (u, w1)  z = Relu (f)
+    """
+    small, large = (f"float[{batch}, 32, {side // n}, {side // n}]" for n in (4, 2))
+    model = parse(f"g (float[{batch}, 3, {side}, {side}] x) => ({small} y, {large} z) {{ {body} }}", opset=20)
+    weights = {"w0": normal(0, 32, 3, 3, 3), "w1": normal(1, 32, 32, 3, 3), "twice": np.array([1, 1, 2, 2], np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model
+
+
+@pytest.mark.parametrize("batch", ["n", 2])
+def test_what_a_branch_takes_is_forecast_whether_sizes_are_open_or_told(batch: int | str, tmp_path: Path) -> None:
+    """Results of an open size have no memory before they are made, and what is made larger has a size of no name."""
+    model, feeds = _image(batch, 192), {"x": normal(7, 2, 3, 192, 192)}
+    made = in_branch(ir.serde.deserialize_model(model))
+    forecast = expected(made, {"x": feeds["x"].shape}, cores_of(0))
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
+    assert all(same(got[name], want[name]) for name in want)
+    write_arrays(tmp_path / "inputs.npz", feeds)
+    ir.save(made, tmp_path / "made.onnx")
+    names = (str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz"))
+    with MeasuredSession(RunJob(*names, planned=False), tmp_path, "made") as session:
+        taken = session.loaded["peak_bytes"]
+    assert forecast is not None
+    assert not process_memory.is_measurable() or forecast.run_bytes == pytest.approx(taken, rel=0.05)
+
+
+def test_sections_end_where_an_image_in_blocks_is_read_otherwise() -> None:
+    """What slices before a loop of rows make isn't kept for those behind it."""
+    model, feeds = _image(1, 256), {"x": normal(7, 1, 3, 256, 256)}
+    del model.graph.output[1], model.graph.node[-3:]
+    loaded = load(model).ir
+    in_rows = with_row_loops(loaded, [rows_of_all(loaded, 8)])
+    made, whole = (in_branch(in_rows, divided=divided) for divided in (True, False))
+    assert _has_sections(made)
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
+    assert all(same(got[name], want[name]) for name in want)
+    forecasts = [expected(each, {"x": feeds["x"].shape}, cores_of(0)) for each in (made, whole)]
+    assert forecasts[0] is not None
+    assert forecasts[1] is not None
+    assert forecasts[0].without_arena < 0.8 * forecasts[1].without_arena
 
 
 def test_sections_end_where_nothing_is_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
