@@ -32,6 +32,7 @@ from memonger.ir.tensors import external_tensors, in_memory, sizes_of_parts
 from memonger.ir.values import all_values, graphs, nbytes, static_shape, tensor_shape
 from memonger.lowering import calibrate, cpu_narrow, ranged
 from memonger.lowering.cpu import fuse_products
+from memonger.lowering.cpu_blocks import join_in_blocks
 from memonger.lowering.cpu_convolutions import block_convolutions
 from memonger.lowering.cpu_narrow import widen_narrow_nodes
 from memonger.lowering.first_plan import first_plan, plan_if_well_over
@@ -304,7 +305,8 @@ class _Lowering:
         writes_new = partial(OptimizeWithOnnxruntime, self.device, level, self.folder / name, self.settings.cuda)
         carry = partial(carry_modules, source=original.ir)
         passes = (
-            tell_bodies_apart, forget_below_zero, settle_reorders, copy_where_nothing_drops, name_nodes, carry,
+            tell_bodies_apart, forget_below_zero, join_in_blocks, settle_reorders, copy_where_nothing_drops, name_nodes,
+            carry,
         )  # fmt: skip
         if self.keeps_files:
             with suppress(SessionError):  # what it makes anew may be more than a model's message holds
