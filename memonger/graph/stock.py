@@ -56,17 +56,28 @@ def dims_in_file(graph: ir.Graph) -> dict[str, Dims]:
 
 
 def allocated_bytes(
-    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, arena: bool = True, threads: int = 1,
+    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool,
     in_file: Mapping[str, Dims] = MappingProxyType({}),
 ) -> int:  # fmt: skip
     """Bytes that stock onnxruntime takes beside weights and inputs, its second run included: later ones take no more.
+
+    The arguments are those of `asked_for`.
+    """
+    frame, freed = asked_for(model, workspace, as_written=as_written, in_file=in_file)
+    return onnxruntime_bytes(frame, freed=freed)
+
+
+def asked_for(
+    model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, threads: int = 1,
+    in_file: Mapping[str, Dims] = MappingProxyType({}),
+) -> tuple[Frame, int]:  # fmt: skip
+    """What a run in stock onnxruntime asks its memory for; and of what loading gave back the bytes of the largest.
 
     Args:
         model: Lowered, in the order it was made in, every size known.
         workspace: Bytes of workspace of each node, by name, those that its bodies took included; None: what kernels
             are known to ask for, and bodies are replayed.
         as_written: Its nodes run in file order; else in the order that onnxruntime would run that file in.
-        arena: Whether onnxruntime's arena is on.
         threads: Threads within a node, for workspace that isn't given.
         in_file: What `dims_in_file` gives of the file that runs, where it leaves sizes open.
     """
@@ -75,8 +86,7 @@ def allocated_bytes(
     given = [value for body in inner_graphs(model.graph) for value in body.outputs]
     late = {value for value in given if not all(isinstance(dim, int) for dim in in_file.get(str(value.name), ()))}
     nameless = _nameless(model.graph, in_file)
-    frame = _frame(model.graph, workspace, as_written, threads, late, nameless)
-    return onnxruntime_bytes(frame, arena=arena, freed=largest)
+    return _frame(model.graph, workspace, as_written, threads, late, nameless), largest
 
 
 def _frame(
@@ -132,16 +142,23 @@ def _frame(
 
 
 def _bodies(node: ir.Node) -> list[ir.Graph]:
-    """The bodies of a node, of which a branch is left out where it is known that another always runs: of a sequence
-    that is made empty it is asked whether it is empty. Of two branches that one comes first that runs if it is so."""
+    """The bodies of a node; of two branches that one first that runs if it is so, and alone where it always is."""
     if node.op_type != "If":
         return subgraphs(node)
-    operators, value = list[str](), node.inputs[0]
-    while value is not None and (producer := value.producer()) is not None:
-        operators.append(producer.op_type)
-        value = producer.inputs[0] if producer.inputs else None
     then, other = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
-    return [then] if operators == ["Equal", "SequenceLength", "SequenceEmpty"] else [then, other]
+    return [then] if _is_always(node) else [then, other]
+
+
+def _is_always(node: ir.Node) -> bool:
+    """Whether a node always runs its first branch: a sequence that is made empty is asked whether it is empty, or what
+    such a node gives whether it is that."""
+    asks = node.inputs[0].producer() if node.op_type == "If" and node.inputs[0] is not None else None
+    number = asks.inputs[0] if asks is not None and asks.op_type == "Equal" else None
+    given = number.producer() if number is not None else None
+    if given is None or given.op_type != "SequenceLength":
+        return given is not None and _is_always(given)
+    made = given.inputs[0].producer() if given.inputs[0] is not None else None
+    return made is not None and made.op_type == "SequenceEmpty"
 
 
 def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:

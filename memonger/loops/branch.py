@@ -132,6 +132,44 @@ def in_branch(model: ir.Model, is_open: bool = False, divided: bool = True) -> i
     return copy
 
 
+def with_first_piece(model: ir.Model, size: int) -> ir.Model:
+    """A model in a branch that asks for a piece of memory before that branch, and gives it back.
+
+    onnxruntime's arena takes regions as values ask for them, each twice as large as the last; no value lies in two, and
+    what is left over in one is lost. A piece of more than half a region has it take that one first.
+
+    Args:
+        model: What `in_branch` gives. Not changed.
+        size: Bytes of the piece, which each run writes to.
+    """
+    copy = model.clone()
+    writer, branch = SliceWriter(copy), copy.graph[-1]
+    sequence = next(node.outputs[0] for node in copy.graph if node.op_type == "SequenceEmpty")
+    then, other = (ir.Graph([], [], nodes=[], name=writer.fresh(f"first.{name}")) for name in ("then", "else"))
+    length = _add_length(writer, then, sequence, "first.then")
+    sizes, piece, count, given, is_given = (
+        ir.Value(name=writer.fresh(f"first.{name}"), type=ir.TensorType(dtype), shape=ir.Shape(dims))
+        for name, dtype, dims in (
+            ("sizes", ir.DataType.INT64, [1]), ("piece", ir.DataType.UINT8, [size]), ("size", ir.DataType.INT64, []),
+            ("given", ir.DataType.INT64, []), ("is_given", ir.DataType.BOOL, []),
+        )
+    )  # fmt: skip
+    told = add_initializer(then, writer.fresh("first.bytes"), np.array([size], np.int64))
+    zero = {"value": ir.Tensor(np.zeros(1, np.uint8))}
+    then.append(ir.node("Add", [length, told], outputs=[sizes], name=writer.fresh("first/Add")))
+    then.append(ir.node("ConstantOfShape", [sizes], zero, outputs=[piece], name=writer.fresh("first/ConstantOfShape")))
+    then.append(ir.node("Size", [piece], outputs=[count], name=writer.fresh("first/Size")))
+    then.outputs[:] = [count]
+    _add_length(writer, other, sequence, "first.else")
+    branches = {"then_branch": then, "else_branch": other}
+    asks = ir.node("If", [branch.inputs[0]], branches, outputs=[given], name=writer.fresh("first/If"))
+    bytes_ = writer.initializer("first.size", ir.Tensor(np.array(size, np.int64)))
+    equal = ir.node("Equal", [given, bytes_], outputs=[is_given], name=writer.fresh("first/Equal"))
+    copy.graph.insert_before(branch, [asks, equal])
+    branch.replace_input_with(0, is_given)
+    return copy
+
+
 def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[Sequence[ir.Model]]:
     """The model in a branch, in sections and without; and if sizes aren't to be known, then both where they are.
 

@@ -25,7 +25,14 @@ from memonger.files import write_whole
 from memonger.ir.maps import maps_of
 from memonger.ir.save import as_proto, save_model
 from memonger.ir.values import static_shape
-from memonger.loops.branch import BATCHES, add_sizes, can_be_in_branch, forms_in_branch, open_batch
+from memonger.loops.branch import (
+    BATCHES,
+    add_sizes,
+    can_be_in_branch,
+    forms_in_branch,
+    open_batch,
+    with_first_piece,
+)
 from memonger.loops.candidates import Candidate, Loop, along, in_regions, in_rows, rounded, why_not
 from memonger.loops.copies import with_copies
 from memonger.loops.targets import RUNTIMES, Weights
@@ -55,6 +62,9 @@ from memonger.words import NAME, N, either, option, quoted
 
 TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
+
+WORTH_PIECE = 0.97
+"""A piece that is asked for first has a run take no more than so much of the memory."""
 
 ALIKE = 1.1
 """What is expected to take up to so many times the least takes about as much."""
@@ -237,7 +247,7 @@ def shrink(
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecast = _Forecast(found, shapes, cores)
+    forecast = _Forecast(found, shapes, cores, in_branches)
     if not check:
         made = _unchecked(forecast, job.source.name)
     else:
@@ -276,12 +286,14 @@ class _Forecast:
             may be chosen from the start.
         shapes: Of the model's inputs.
         threads: Within a node.
+        may_ask_first: Whether a model in a branch may ask for a piece of memory first (`with_first_piece`).
         refused: Why candidates can't be written.
     """
 
     left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
+    may_ask_first: bool
     refused: list[str] = field(default_factory=list)
     _made: dict[int, tuple["_Form", Iterator["_Form"]]] = field(default_factory=dict)
 
@@ -320,8 +332,17 @@ class _Forecast:
     def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
         """Its forms, of those that compute alike the one first that is expected to take the least."""
         for alike in candidate.forms(candidate.write()):
-            forms = [(model, expected(model, self.shapes, self.threads)) for model in alike]
+            forms = [self._form(model) for model in alike]
             yield from sorted(forms, key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
+
+    def _form(self, model: ir.Model) -> "_Form":
+        """A model, which asks for a piece of memory first where it takes less then."""
+        known = expected(model, self.shapes, self.threads)
+        if known is None or known.with_first_piece > WORTH_PIECE * known.run_bytes or not self.may_ask_first:
+            return model, known
+        if any(static_shape(value) is None for value in model.graph.inputs):  # smaller sizes would take as large a one
+            return model, known
+        return with_first_piece(model, known.first_piece), replace(known, run_bytes=known.with_first_piece)
 
     def _needed(self, candidate: Candidate) -> float:
         (_, known), _ = self._made[id(candidate)]

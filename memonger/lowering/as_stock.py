@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from memonger.allocation.onnxruntime_arena import best_first_piece, onnxruntime_bytes
 from memonger.devices import CPU, Cuda
 from memonger.errors import MemongerError
 from memonger.files import ScratchFolder
@@ -34,10 +35,14 @@ class Expected:
     Attributes:
         run_bytes: With default options.
         without_arena: With onnxruntime's arena off (``enable_cpu_mem_arena``).
+        first_piece: Bytes to ask for first, and to give back, with which a run takes least; 0: that takes no less.
+        with_first_piece: What it takes then, with default options.
     """
 
     run_bytes: int
     without_arena: int
+    first_piece: int
+    with_first_piece: int
 
 
 def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expected | None:
@@ -63,11 +68,9 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
             completed = [_complete(graph, made.opset_imports) for graph in graphs(made)]
             if not any(completed):
                 return None
-        sizes = (
-            stock.allocated_bytes(made, None, as_written=True, arena=arena, threads=threads, in_file=in_file)
-            for arena in (True, False)
-        )
-        return Expected(*sizes)
+        frame, freed = stock.asked_for(made, None, as_written=True, threads=threads, in_file=in_file)
+        with_arena, without = (onnxruntime_bytes(frame, arena=arena, freed=freed) for arena in (True, False))
+        return Expected(with_arena, without, *best_first_piece(frame, freed))
     except MemongerError:
         return None
     finally:

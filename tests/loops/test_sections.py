@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 import memonger
 from memonger.ir.values import inner_graphs
 from memonger.loops import branch, search
-from memonger.loops.branch import in_branch
+from memonger.loops.branch import in_branch, with_first_piece
 from memonger.loops.rows import with_row_loops
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
@@ -60,11 +60,19 @@ def _proto(model: ir.Model) -> onnx.ModelProto:
     return made
 
 
+def _taken(model: ir.Model, feeds: dict[str, np.ndarray], folder: Path) -> int:
+    """Bytes that a run takes in stock onnxruntime, in a process of its own; 0 where the system doesn't say."""
+    write_arrays(folder / "inputs.npz", feeds)
+    ir.save(model, folder / "made.onnx")
+    names = (str(folder / name) for name in ("made.onnx", "inputs.npz", "outputs.npz"))
+    with MeasuredSession(RunJob(*names, planned=False), folder, "made") as session:
+        return session.loaded["peak_bytes"] or 0
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_path: Path) -> None:
     model = _transformer("n" if is_open else 1)
     loaded, x = load(model, batch=1).ir, normal(7, 1, TOKENS, WIDTH)
-    write_arrays(tmp_path / "inputs.npz", {"x0": x})
     taken, forecasts = list[int](), list[int]()
     want = run_stock(model, {"x0": x}, "ORT_ENABLE_ALL")["y"]
     for divided in (True, False):
@@ -74,11 +82,7 @@ def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_p
         forecast = expected(made, {"x0": x.shape}, cores_of(0))
         assert forecast is not None
         forecasts.append(forecast.without_arena)
-        ir.save(made, tmp_path / "made.onnx")
-        made_file, inputs, outputs = (str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz"))
-        job = RunJob(made_file, inputs, outputs, planned=False)
-        with MeasuredSession(job, tmp_path, "made") as session:
-            taken.append(session.loaded["peak_bytes"])
+        taken.append(_taken(made, {"x0": x}, tmp_path))
     assert forecasts[0] < 0.8 * forecasts[1]
     assert not process_memory.is_measurable() or taken[0] < 0.9 * taken[1]
 
@@ -106,12 +110,26 @@ def test_what_a_branch_takes_is_forecast_whether_sizes_are_open_or_told(batch: i
     forecast = expected(made, {"x": feeds["x"].shape}, cores_of(0))
     want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
     assert all(same(got[name], want[name]) for name in want)
-    write_arrays(tmp_path / "inputs.npz", feeds)
-    ir.save(made, tmp_path / "made.onnx")
-    names = (str(tmp_path / name) for name in ("made.onnx", "inputs.npz", "outputs.npz"))
-    with MeasuredSession(RunJob(*names, planned=False), tmp_path, "made") as session:
-        taken = session.loaded["peak_bytes"]
+    taken = _taken(made, feeds, tmp_path)
     assert forecast is not None
+    assert not process_memory.is_measurable() or forecast.run_bytes == pytest.approx(taken, rel=0.05)
+
+
+def test_a_piece_that_is_asked_for_first_is_given_back(tmp_path: Path) -> None:
+    """Outputs are the same, a run takes what is forecast, and that is less."""
+    model, feeds = _image(2, 128), {"x": normal(7, 2, 3, 128, 128)}
+    whole = in_branch(ir.serde.deserialize_model(model))
+    known = expected(whole, {"x": feeds["x"].shape}, cores_of(0))
+    assert known is not None
+    assert 0 < known.first_piece
+    assert known.with_first_piece < 0.95 * known.run_bytes
+    made = with_first_piece(whole, known.first_piece)
+    want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
+    assert all(same(got[name], want[name]) for name in want)
+    forecast = expected(made, {"x": feeds["x"].shape}, cores_of(0))
+    assert forecast is not None
+    assert forecast.run_bytes == pytest.approx(known.with_first_piece, rel=0.01)
+    taken = _taken(made, feeds, tmp_path)
     assert not process_memory.is_measurable() or forecast.run_bytes == pytest.approx(taken, rel=0.05)
 
 
