@@ -121,7 +121,7 @@ def test_a_piece_that_is_asked_for_first_is_given_back(tmp_path: Path) -> None:
     whole = in_branch(ir.serde.deserialize_model(model))
     known = expected(whole, {"x": feeds["x"].shape}, cores_of(0))
     assert known is not None
-    assert 0 < known.first_piece
+    assert known.first_piece > 0
     assert known.with_first_piece < 0.95 * known.run_bytes
     made = with_first_piece(whole, known.first_piece)
     want, got = (run_stock(each, feeds, "ORT_ENABLE_ALL") for each in (model, _proto(made)))
