@@ -79,6 +79,9 @@ WORTH = 0.9
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
 
+UNEXPECTED = 1.1
+"""Of what takes so many times what was expected the next form is tried, too: the one is taken that takes less."""
+
 DIFFER = "outputs differ in their last bits"
 """Why a candidate isn't taken."""
 
@@ -247,7 +250,7 @@ def shrink(
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecast = _Forecast(found, shapes, cores, in_branches)
+    forecast = _Forecast(found, shapes, cores, in_branches and check)
     if not check:
         made = _unchecked(forecast, job.source.name)
     else:
@@ -286,7 +289,8 @@ class _Forecast:
             may be chosen from the start.
         shapes: Of the model's inputs.
         threads: Within a node.
-        may_ask_first: Whether a model in a branch may ask for a piece of memory first (`with_first_piece`).
+        may_ask_first: Whether a model may ask for a piece of memory first (`with_first_piece`): those in a branch, if
+            it is measured that they take less. Little more than was expected is twice as much then.
         refused: Why candidates can't be written.
     """
 
@@ -330,19 +334,22 @@ class _Forecast:
         return True
 
     def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
-        """Its forms, of those that compute alike the one first that is expected to take the least."""
-        for alike in candidate.forms(candidate.write()):
-            forms = [self._form(model) for model in alike]
-            yield from sorted(forms, key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
+        """Its forms, of those that compute alike those first that are expected to take less.
 
-    def _form(self, model: ir.Model) -> "_Form":
-        """A model, which asks for a piece of memory first where it takes less then."""
-        known = expected(model, self.shapes, self.threads)
-        if known is None or known.with_first_piece > WORTH_PIECE * known.run_bytes or not self.may_ask_first:
-            return model, known
-        if any(static_shape(value) is None for value in model.graph.inputs):  # smaller sizes would take as large a one
-            return model, known
-        return with_first_piece(model, known.first_piece), replace(known, run_bytes=known.with_first_piece)
+        Before all comes one that asks for a piece of memory first, where it takes less then, but not if a dimension is
+        open: its smaller sizes would ask for as large a piece.
+        """
+        for alike in candidate.forms(candidate.write()):
+            forms = [(model, expected(model, self.shapes, self.threads)) for model in alike]
+            forms.sort(key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
+            model, known = min(forms, key=lambda form: math.inf if form[1] is None else form[1].with_first_piece)
+            is_static = all(static_shape(value) is not None for value in model.graph.inputs)
+            if known is not None and self.may_ask_first and is_static:
+                least = min(other.run_bytes for _, other in forms if other is not None)
+                if known.with_first_piece <= WORTH_PIECE * least:
+                    made = with_first_piece(model, known.first_piece)
+                    yield made, replace(known, run_bytes=known.with_first_piece)
+            yield from forms
 
     def _needed(self, candidate: Candidate) -> float:
         (_, known), _ = self._made[id(candidate)]
@@ -447,22 +454,9 @@ class _Contest:
                 if best is None:
                     break
                 candidate, forms = best
-                for made, known in forms:
-                    file = self.folder / f"{number}.onnx"
-                    save_model(made.clone(), file, limit=0)
-                    try:
-                        with self._process(file, f"after{number}") as after:
-                            pairs, why_not = self._compared(before, after, number)
-                            others = filter(None, (self._at(size, path, file) for size in self.others))
-                            why_not = why_not or next(others, "")
-                            if pairs is not None and not why_not:
-                                was, now = Footprint.of(before), Footprint.of(after, known)
-                                return Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
-                    except WorkerError as error:
-                        why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
-                    self.tried.append(why_not)
-                    if why_not != DIFFER:
-                        break
+                found, pairs = self._best_form(candidate, forms, path, before, number)
+                if found is not None:
+                    return found
                 if pairs is not None and pairs.is_too_slow:
                     if candidate.seconds > 0:  # what is estimated to be faster comes next
                         most = SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1)
@@ -474,6 +468,35 @@ class _Contest:
         self.tried += forecast.refused
         why = "; of another ".join(dict.fromkeys(reason.rstrip(".") for reason in self.tried))
         raise PlanError(f"{nothing}: of {len(self.tried)} that were tried, {why}.{self._hint}")
+
+    def _best_form(
+        self, candidate: Candidate, forms: Iterator["_Form"], path: Path, before: MeasuredSession, number: int
+    ) -> tuple[Shrunk | None, Pairs | None]:
+        """Of the forms of a candidate the first that will do, if it takes what was expected; else the best of several.
+
+        Returns: None where none will do; and the last runs that were timed.
+        """
+        found, pairs, file = None, None, self.folder / f"{number}.onnx"
+        for made, known in forms:
+            save_model(made.clone(), file, limit=0)
+            is_as_expected = True
+            try:
+                with self._process(file, f"after{number}") as after:
+                    taken = after.loaded["peak_bytes"] or 0
+                    is_as_expected = known is None or taken <= UNEXPECTED * known.run_bytes
+                    pairs, why_not = self._compared(before, after, number)
+                    others = filter(None, (self._at(size, path, file) for size in self.others))
+                    why_not = why_not or next(others, "")
+                    if pairs is not None and not why_not and (found is None or taken < (found.after.run_bytes or 0)):
+                        was, now = Footprint.of(before), Footprint.of(after, known)
+                        found = Shrunk(made, candidate.loops, was, now, self._notes(), time_ratio=pairs.ratio)
+            except WorkerError as error:
+                why_not, pairs = f"onnxruntime doesn't run it ({str(error).rstrip('.')})", None
+            if why_not and found is None:
+                self.tried.append(why_not)
+            if is_as_expected and why_not != DIFFER:
+                break
+        return found, pairs
 
     @property
     def _hint(self) -> str:

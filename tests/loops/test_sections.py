@@ -188,8 +188,28 @@ def test_a_model_that_rounds_otherwise_in_sections_is_written_without(monkeypatc
         return (None, search.DIFFER) if len(tried) == 1 else (Pairs(1.08, 1, [1.0]), "")
 
     monkeypatch.setattr(search._Contest, "_compared", compared)
+    monkeypatch.setattr(search, "WORTH_PIECE", 0.0)
     made = memonger.shrink(_transformer(), max_overhead=10.0)
     assert len(tried) == 2
     assert not _has_sections(made.model)
     assert made.notes[0].startswith(f"one that was expected to take less isn't taken: {search.DIFFER}")
     assert _has_sections(memonger.shrink(_transformer(), max_overhead=10.0).model)
+
+
+def test_what_takes_more_than_was_expected_is_tried_without_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that is asked for first, and isn't the region that all lies in."""
+    forms = list[ir.Model]()
+
+    def asks_for_all(model: ir.Model, size: int) -> ir.Model:
+        forms.append(with_first_piece(model, 4 * size))
+        return forms[-1]
+
+    monkeypatch.setattr(search, "NOISE", 100.0)
+    monkeypatch.setattr(search, "WORTH_PIECE", 1.0)
+    monkeypatch.setattr(search, "with_first_piece", asks_for_all)
+    made = memonger.shrink(_image(2, 128), max_overhead=10.0)
+    assert forms
+    if process_memory.is_measurable():
+        assert made.model not in forms
+        assert made.after.expected is not None
+        assert made.after.run_bytes == pytest.approx(made.after.expected.run_bytes, rel=0.1)
