@@ -205,6 +205,7 @@ def _put(
             insides[result] = value
     then = ir.Graph([], list(insides.values()), nodes=nodes, name=writer.fresh(f"{name}.then"))
     _add_length(writer, then, sequence, f"{name}.then")
+    _settle_order(writer, then)
     other = ir.Graph([], [], nodes=[], name=writer.fresh(f"{name}.else"))
     count = _add_length(writer, other, sequence, f"{name}.else")
     for place, result in enumerate(insides):
@@ -276,10 +277,14 @@ def _inner_nodes(node: ir.Node) -> Iterator[ir.Node]:
 def _can_pass(value: ir.Value, user: ir.Node) -> bool:
     """Whether a value can pass to a node in another section: its size is known, and it isn't an image that onnxruntime
     may hand over in blocks."""
-    producer = value.producer()
-    is_image = len(static_shape(value) or ()) == 4 and producer is not None and producer.op_type in _IN_BLOCKS
     is_read_so = user.op_type in _IN_BLOCKS and user.attributes.get_int("axis", 1) == 1
-    return value.dtype in _FILLED and static_shape(value) is not None and not (is_image and is_read_so)
+    return value.dtype in _FILLED and static_shape(value) is not None and not (_is_image(value) and is_read_so)
+
+
+def _is_image(value: ir.Value) -> bool:
+    """Whether a value may be an image whose channels lie in blocks where it is made."""
+    producer = value.producer()
+    return len(value.shape or ()) == 4 and producer is not None and producer.op_type in _IN_BLOCKS
 
 
 _IN_BLOCKS = MAKES_BLOCKS | WITHIN
@@ -351,6 +356,25 @@ def _add_length(writer: SliceWriter, graph: ir.Graph, sequence: ir.Value, name: 
     graph.append(ir.node("SequenceLength", [sequence], outputs=[result], name=writer.fresh(f"{name}/SequenceLength")))
     graph.outputs.append(result)
     return result
+
+
+def _settle_order(writer: SliceWriter, graph: ir.Graph) -> None:
+    """Let a branch make images that it gives in the order in which they are written, each as soon as it can be.
+
+    The optimizer adds what takes an image out of its blocks in another order each time, and in that a run makes those
+    that nothing reads: it takes now more, now less. So their sizes are read, for the branch's length, the last first.
+    """
+    step_of = {value: step for step, node in enumerate(graph) for value in node.outputs}
+    images = [value for value in graph.outputs if value in step_of and _is_image(value)]
+    if len(images) < 2:
+        return
+    read, length = list[ir.Value](), graph.outputs[-1]
+    for value in sorted(images, key=step_of.__getitem__, reverse=True):
+        read.append(ir.Value(name=writer.fresh(f"{value.name}.size"), type=length.type, shape=ir.Shape([])))
+        graph.append(ir.node("Size", [value], outputs=[read[-1]], name=writer.fresh(f"{value.name}/Size")))
+    most = ir.Value(name=writer.fresh(f"{length.name}.most"), type=length.type, shape=ir.Shape([]))
+    graph.append(ir.node("Max", [*read, length], outputs=[most], name=writer.fresh(f"{most.name}/Max")))
+    graph.outputs[-1] = most
 
 
 def _filled(writer: SliceWriter, graph: ir.Graph, count: ir.Value, like: ir.Value) -> ir.Value:

@@ -79,6 +79,9 @@ WORTH = 0.9
 LEAST = 256 << 10
 """Bytes that a run has to take less: what a process's memory differs by without reason."""
 
+_SLOWER = 1e-9
+"""Seconds by which a candidate loses against one that takes as much."""
+
 UNEXPECTED = 1.1
 """Of what takes so many times what was expected the next form is tried, too: the one is taken that takes less."""
 
@@ -243,14 +246,18 @@ def shrink(
     found = fast
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
-        as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
+        is_batch_given = batch is not None and not ranges and open_batch(original) is not None
+        as_it_is = [(0.0, settled.model if told and is_static else source)]
+        if is_batch_given:  # it counts where that takes less than what stays open, by more than `ALIKE`
+            as_it_is.insert(0, (_SLOWER, settled.model))
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        found = [_in_branch(each, is_open) for each in found] + [_in_branch(as_it_is, False)]
+        found = [_in_branch(each, is_open) for each in found]
+        found += [_in_branch(Candidate(whole, more, partial(_in_order, m), ()), False) for more, m in as_it_is]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
-    forecast = _Forecast(found, shapes, cores, in_branches and check)
+    forecast = _Forecast(found, shapes, cores, in_branches and check and not ranges)
     if not check:
         made = _unchecked(forecast, job.source.name)
     else:
@@ -289,8 +296,8 @@ class _Forecast:
             may be chosen from the start.
         shapes: Of the model's inputs.
         threads: Within a node.
-        may_ask_first: Whether a model may ask for a piece of memory first (`with_first_piece`): those in a branch, if
-            it is measured that they take less. Little more than was expected is twice as much then.
+        may_ask_first: Whether a model may ask for a piece of memory first (`with_first_piece`): one in a branch, for
+            one size, if it is measured that it takes less. Little more than was expected is twice as much then.
         refused: Why candidates can't be written.
     """
 
@@ -336,15 +343,13 @@ class _Forecast:
     def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
         """Its forms, of those that compute alike those first that are expected to take less.
 
-        Before all comes one that asks for a piece of memory first, where it takes less then, but not if a dimension is
-        open: its smaller sizes would ask for as large a piece.
+        Before all comes one that asks for a piece of memory first, where it takes less then.
         """
         for alike in candidate.forms(candidate.write()):
             forms = [(model, expected(model, self.shapes, self.threads)) for model in alike]
             forms.sort(key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
             model, known = min(forms, key=lambda form: math.inf if form[1] is None else form[1].with_first_piece)
-            is_static = all(static_shape(value) is not None for value in model.graph.inputs)
-            if known is not None and self.may_ask_first and is_static:
+            if known is not None and self.may_ask_first:
                 least = min(other.run_bytes for _, other in forms if other is not None)
                 if known.with_first_piece <= WORTH_PIECE * least:
                     made = with_first_piece(model, known.first_piece)
@@ -461,6 +466,7 @@ class _Contest:
                     if candidate.seconds > 0:  # what is estimated to be faster comes next
                         most = SLACK * candidate.seconds * self.max_overhead / (pairs.ratio - 1)
                         most = min(most, candidate.seconds - 0.01 * self.once)
+                        most = max(most, _SLOWER)
                         forecast.left = [each for each in forecast.left if each.seconds <= most or each is last]
                     else:  # no estimate tells how much longer it takes: coarser slices come next
                         half = _most_slices(candidate) / 2

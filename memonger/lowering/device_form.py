@@ -539,8 +539,7 @@ def settle_bodies(model: Model) -> bool:
             for step, node in enumerate(graph)
             for value in node.outputs
         }
-        ends = dict.fromkeys(value for value in [*_unread(graph), *graph.outputs] if value in place)
-        settled.append(_settle(graph, sorted(ends, key=place.__getitem__), place))
+        settled.append(_settle(graph, sorted(_unread(graph), key=place.__getitem__), place))
     return any(settled)
 
 

@@ -213,3 +213,25 @@ def test_what_takes_more_than_was_expected_is_tried_without_a_piece(monkeypatch:
         assert made.model not in forms
         assert made.after.expected is not None
         assert made.after.run_bytes == pytest.approx(made.after.expected.run_bytes, rel=0.1)
+
+
+def test_a_batch_that_was_given_is_told_where_that_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an upsampling makes of an open batch has a size of no name, and no sum is written into its memory."""
+    monkeypatch.setattr(search, "in_rows", lambda *_: [])
+    monkeypatch.setattr(search, "NOISE", 100.0)
+    monkeypatch.setattr(search, "WORTH_PIECE", 0.0)
+    body = """
+        a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (a)
+        u = Resize <mode = "nearest"> (b, , times)  v = Conv <pads = [1, 1, 1, 1]> (a, w1)  s = Add (v, u)
+        y = GlobalAveragePool (s)
+    """
+    model = parse(f"g (float[n, 3, 256, 256] x) => (float[n, 32, 1, 1] y) {{ {body} }}", opset=20)
+    weights = {"w0": normal(0, 32, 3, 3, 3), "w1": normal(1, 32, 32, 3, 3), "times": np.array([1, 1, 4, 4], np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    made = [memonger.shrink(model, batch=batch, max_overhead=10.0) for batch in (None, 1)]
+    assert not any(each.loops for each in made)
+    sizes = [each.model.graph.inputs[0].shape[0] for each in made]  # type: ignore[index]
+    assert sizes[1] == 1
+    assert isinstance(sizes[0], ir.SymbolicDim)
+    taken = [each.after.expected.run_bytes for each in made if each.after.expected is not None]
+    assert taken[1] < taken[0]
