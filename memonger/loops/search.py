@@ -343,18 +343,17 @@ class _Forecast:
     def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
         """Its forms, of those that compute alike those first that are expected to take less.
 
-        Before all comes one that asks for a piece of memory first, where it takes less then.
+        Each may ask for a piece of memory first, where it takes less then.
         """
         for alike in candidate.forms(candidate.write()):
-            forms = [(model, expected(model, self.shapes, self.threads)) for model in alike]
-            forms.sort(key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
-            model, known = min(forms, key=lambda form: math.inf if form[1] is None else form[1].with_first_piece)
-            if known is not None and self.may_ask_first:
-                least = min(other.run_bytes for _, other in forms if other is not None)
-                if known.with_first_piece <= WORTH_PIECE * least:
+            forms = list[_Form]()
+            for model in alike:
+                known = expected(model, self.shapes, self.threads)
+                forms.append((model, known))
+                if known and self.may_ask_first and known.with_first_piece <= WORTH_PIECE * known.run_bytes:
                     made = with_first_piece(model, known.first_piece)
-                    yield made, replace(known, run_bytes=known.with_first_piece)
-            yield from forms
+                    forms.append((made, replace(known, run_bytes=known.with_first_piece)))
+            yield from sorted(forms, key=lambda form: math.inf if form[1] is None else form[1].run_bytes)
 
     def _needed(self, candidate: Candidate) -> float:
         (_, known), _ = self._made[id(candidate)]
