@@ -149,16 +149,18 @@ def _bodies(node: ir.Node) -> list[ir.Graph]:
     return [then] if _is_always(node) else [then, other]
 
 
+_ASKS = ["Equal", "SequenceLength", "SequenceEmpty"]
+"""What says whether a sequence that is made empty is empty."""
+
+
 def _is_always(node: ir.Node) -> bool:
-    """Whether a node always runs its first branch: a sequence that is made empty is asked whether it is empty, or what
-    such a node gives whether it is that."""
-    asks = node.inputs[0].producer() if node.op_type == "If" and node.inputs[0] is not None else None
-    number = asks.inputs[0] if asks is not None and asks.op_type == "Equal" else None
-    given = number.producer() if number is not None else None
-    if given is None or given.op_type != "SequenceLength":
-        return given is not None and _is_always(given)
-    made = given.inputs[0].producer() if given.inputs[0] is not None else None
-    return made is not None and made.op_type == "SequenceEmpty"
+    """Whether a node always runs its first branch, as `memonger.loops.branch` has it: a sequence that is made empty is
+    asked whether it is empty, or what a node gives that asks so."""
+    operators, value = list[str](), node.inputs[0]
+    while value is not None and (producer := value.producer()) is not None and len(operators) < 2 + len(_ASKS):
+        operators.append(producer.op_type)
+        value = producer.inputs[0] if producer.inputs else None
+    return operators in (_ASKS, ["Equal", "If", *_ASKS])
 
 
 def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
