@@ -62,17 +62,18 @@ def onnxruntime_bytes(frame: Frame, *, arena: bool = True, freed: int = 0) -> in
     return memory.written()
 
 
-def best_first_piece(frame: Frame, freed: int = 0) -> tuple[int, int]:
+def best_first_piece(frame: Frame, bytes_without: int, freed: int = 0) -> tuple[int, int]:
     """The bytes of a piece, asked for first in every run and given back, with which runs take least; and these bytes.
 
     Of as many bytes as a half of a region and a little more, so that the arena takes that region first.
 
     Args:
         frame: What a run asks for behind it.
+        bytes_without: What `onnxruntime_bytes` gives for the frame.
         freed: See `onnxruntime_bytes`.
     """
-    most, region, found = onnxruntime_bytes(frame, freed=freed), 2 * FIRST_REGION, list[tuple[int, int]]()
-    while (piece := region // 2 + UNIT) < most:
+    region, found = 2 * FIRST_REGION, [(bytes_without, 0)]
+    while (piece := region // 2 + UNIT) < bytes_without:
         memory, blocks = _RuntimeArena(freed), dict[Frame, int]()
         memory.take(UNIT)  # what is asked whether the piece is to be there
         for _ in range(2):
@@ -80,8 +81,8 @@ def best_first_piece(frame: Frame, freed: int = 0) -> tuple[int, int]:
             _run(frame, memory, blocks)
         found.append((memory.written(), piece))
         region *= 2
-    bytes_, piece = min(found, default=(most, 0))
-    return (piece, bytes_) if bytes_ < most else (0, most)
+    bytes_, piece = min(found)
+    return piece, bytes_
 
 
 _TURNS = 4

@@ -61,13 +61,13 @@ def allocated_bytes(
 ) -> int:  # fmt: skip
     """Bytes that stock onnxruntime takes beside weights and inputs, its second run included: later ones take no more.
 
-    The arguments are those of `asked_for`.
+    The arguments are those of `request_frame`.
     """
-    frame, freed = asked_for(model, workspace, as_written=as_written, in_file=in_file)
+    frame, freed = request_frame(model, workspace, as_written=as_written, in_file=in_file)
     return onnxruntime_bytes(frame, freed=freed)
 
 
-def asked_for(
+def request_frame(
     model: ir.Model, workspace: Mapping[str, int] | None, *, as_written: bool, threads: int = 1,
     in_file: Mapping[str, Dims] = MappingProxyType({}),
 ) -> tuple[Frame, int]:  # fmt: skip
@@ -149,7 +149,7 @@ def _bodies(node: ir.Node) -> list[ir.Graph]:
     return [then] if _is_always(node) else [then, other]
 
 
-_ASKS = ["Equal", "SequenceLength", "SequenceEmpty"]
+_ASKS_IF_EMPTY = ["Equal", "SequenceLength", "SequenceEmpty"]
 """What says whether a sequence that is made empty is empty."""
 
 
@@ -157,10 +157,10 @@ def _is_always(node: ir.Node) -> bool:
     """Whether a node always runs its first branch, as `memonger.loops.branch` has it: a sequence that is made empty is
     asked whether it is empty, or what a node gives that asks so."""
     operators, value = list[str](), node.inputs[0]
-    while value is not None and (producer := value.producer()) is not None and len(operators) < 2 + len(_ASKS):
+    while value is not None and (producer := value.producer()) is not None and len(operators) < 2 + len(_ASKS_IF_EMPTY):
         operators.append(producer.op_type)
         value = producer.inputs[0] if producer.inputs else None
-    return operators in (_ASKS, ["Equal", "If", *_ASKS])
+    return operators in (_ASKS_IF_EMPTY, ["Equal", "If", *_ASKS_IF_EMPTY])
 
 
 def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:

@@ -205,7 +205,7 @@ def _put(
             insides[result] = value
     then = ir.Graph([], list(insides.values()), nodes=nodes, name=writer.fresh(f"{name}.then"))
     _add_length(writer, then, sequence, f"{name}.then")
-    _settle_order(writer, then)
+    _fix_order(writer, then)
     other = ir.Graph([], [], nodes=[], name=writer.fresh(f"{name}.else"))
     count = _add_length(writer, other, sequence, f"{name}.else")
     for place, result in enumerate(insides):
@@ -358,7 +358,7 @@ def _add_length(writer: SliceWriter, graph: ir.Graph, sequence: ir.Value, name: 
     return result
 
 
-def _settle_order(writer: SliceWriter, graph: ir.Graph) -> None:
+def _fix_order(writer: SliceWriter, graph: ir.Graph) -> None:
     """Let a branch make images that it gives in the order in which they are written, each as soon as it can be.
 
     The optimizer adds what takes an image out of its blocks in another order each time, and in that a run makes those

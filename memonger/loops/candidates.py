@@ -85,7 +85,7 @@ class Candidate:
         loops: What runs in them.
         is_nested: Whether one of them stands in another.
         twice: Bytes of weights that it holds beside the model's once loaded: in a loop and in what stands around it.
-        forms: Gives the model that was written in forms of it, those that compute alike together.
+        forms: Gives forms of the written model, in groups that compute the same way.
     """
 
     bytes: float

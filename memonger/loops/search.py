@@ -247,13 +247,13 @@ def shrink(
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
         is_batch_given = batch is not None and not ranges and open_batch(original) is not None
-        as_it_is = [(0.0, settled.model if told and is_static else source)]
-        if is_batch_given:  # it counts where that takes less than what stays open, by more than `ALIKE`
-            as_it_is.insert(0, (_SLOWER, settled.model))
+        as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
+        # counts where it takes less than what stays open, by more than `ALIKE`
+        with_batch = Candidate(whole, _SLOWER, partial(_in_order, settled.model), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
         found = [_in_branch(each, is_open) for each in found]
-        found += [_in_branch(Candidate(whole, more, partial(_in_order, m), ()), False) for more, m in as_it_is]
+        found += [_in_branch(each, False) for each in ([with_batch] if is_batch_given else []) + [as_it_is]]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
@@ -296,15 +296,15 @@ class _Forecast:
             may be chosen from the start.
         shapes: Of the model's inputs.
         threads: Within a node.
-        may_ask_first: Whether a model may ask for a piece of memory first (`with_first_piece`): one in a branch, for
-            one size, if it is measured that it takes less. Little more than was expected is twice as much then.
+        with_piece: Whether a model may request a piece of memory first (`with_first_piece`): one in a branch, for one
+            size, if it is measured that it takes less. Little more than was expected is twice as much then.
         refused: Why candidates can't be written.
     """
 
     left: list[Candidate]
     shapes: Mapping[str, tuple[int, ...]]
     threads: int
-    may_ask_first: bool
+    with_piece: bool
     refused: list[str] = field(default_factory=list)
     _made: dict[int, tuple["_Form", Iterator["_Form"]]] = field(default_factory=dict)
 
@@ -348,9 +348,9 @@ class _Forecast:
         for alike in candidate.forms(candidate.write()):
             forms = list[_Form]()
             for model in alike:
-                known = expected(model, self.shapes, self.threads)
+                known = expected(model, self.shapes, self.threads, with_piece=self.with_piece)
                 forms.append((model, known))
-                if known and self.may_ask_first and known.with_first_piece <= WORTH_PIECE * known.run_bytes:
+                if known and known.first_piece and known.with_first_piece <= WORTH_PIECE * known.run_bytes:
                     made = with_first_piece(model, known.first_piece)
                     forms.append((made, replace(known, run_bytes=known.with_first_piece)))
             yield from sorted(forms, key=lambda form: math.inf if form[1] is None else form[1].run_bytes)

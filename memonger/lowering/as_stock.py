@@ -35,7 +35,8 @@ class Expected:
     Attributes:
         run_bytes: With default options.
         without_arena: With onnxruntime's arena off (``enable_cpu_mem_arena``).
-        first_piece: Bytes to ask for first, and to give back, with which a run takes least; 0: that takes no less.
+        first_piece: Bytes to request first, and to give back, with which a run takes least; 0: that takes no less, or
+            wasn't wanted.
         with_first_piece: What it takes then, with default options.
     """
 
@@ -45,13 +46,16 @@ class Expected:
     with_first_piece: int
 
 
-def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expected | None:
+def expected(
+    model: ir.Model, inputs: Mapping[str, Shape], threads: int, *, with_piece: bool = False
+) -> Expected | None:  # fmt: skip
     """What a run of a model is expected to take.
 
     Args:
         model: A plain model. Not changed.
         inputs: The shape of each input, by name.
         threads: Threads within a node.
+        with_piece: Whether a first piece is looked for, which takes several replays.
 
     Returns: None where onnxruntime isn't there or refuses the model, or a size is unknown that only a run can tell.
     """
@@ -68,9 +72,10 @@ def expected(model: ir.Model, inputs: Mapping[str, Shape], threads: int) -> Expe
             completed = [_complete(graph, made.opset_imports) for graph in graphs(made)]
             if not any(completed):
                 return None
-        frame, freed = stock.asked_for(made, None, as_written=True, threads=threads, in_file=in_file)
+        frame, freed = stock.request_frame(made, None, as_written=True, threads=threads, in_file=in_file)
         with_arena, without = (onnxruntime_bytes(frame, arena=arena, freed=freed) for arena in (True, False))
-        return Expected(with_arena, without, *best_first_piece(frame, freed))
+        first = best_first_piece(frame, with_arena, freed) if with_piece else (0, with_arena)
+        return Expected(with_arena, without, *first)
     except MemongerError:
         return None
     finally:

@@ -41,8 +41,7 @@ def join_in_blocks(model: Model) -> bool:
             graph.insert_before(node, ir.node("ReorderInput", [value], domain=DOMAIN, outputs=[blocks], name=name))
             node.replace_input_with(place, blocks)
         for reader in readers:
-            for use in list(reader.outputs[0].uses()):
-                use.node.replace_input_with(use.idx, node.outputs[0])
+            reader.outputs[0].replace_all_uses_with(node.outputs[0])
             graph.remove(reader, safe=True)
         done = True
     return done
