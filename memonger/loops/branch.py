@@ -39,8 +39,11 @@ from memonger.loops.writer import move_constants, settle_constants
 from memonger.tiling.axes import WITHIN
 from memonger.tiling.writer import SliceWriter
 
-_OLDEST_OPSET = 13
-"""Sequences are older; nodes that take any type are there from this operator set on."""
+_OLDEST_OPSET = 11
+"""Sequences are there from this operator set on."""
+
+_MOST_OF_INTEGERS = 12
+"""From this operator set on ``Max`` takes integers."""
 
 _FILLED = frozenset(
     (
@@ -366,7 +369,7 @@ def _fix_order(writer: SliceWriter, graph: ir.Graph) -> None:
     """
     step_of = {value: step for step, node in enumerate(graph) for value in node.outputs}
     images = [value for value in graph.outputs if value in step_of and _is_image(value)]
-    if len(images) < 2:
+    if len(images) < 2 or (writer.model.graph.opset_imports.get("") or 0) < _MOST_OF_INTEGERS:
         return
     read, length = list[ir.Value](), graph.outputs[-1]
     for value in sorted(images, key=step_of.__getitem__, reverse=True):
