@@ -95,13 +95,16 @@ def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> Non
             value.type = value.type or least[value.name].type
 
 
-def in_branch(model: ir.Model, is_open: bool = False, divided: bool = True) -> ir.Model:
+def in_branch(
+    model: ir.Model, is_open: bool = False, divided: bool = True, unranked: Collection[str] = ()
+) -> ir.Model:  # fmt: skip
     """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
         is_open: Whether onnxruntime is not to know the sizes of the first dimension of inputs, and of slices.
         divided: Whether the branch is divided into sections, where that makes sense.
+        unranked: If it is open, names of values of which it isn't to know how many dimensions they have, either.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
@@ -130,7 +133,7 @@ def in_branch(model: ir.Model, is_open: bool = False, divided: bool = True) -> i
         name = writer.fresh(f"branch/{operator}")
         graph.insert_before(graph[-1], ir.node(operator, read, outputs=[result], name=name))
     if is_open:
-        _tell_no_sizes(writer, branch, bodies, number)
+        _tell_no_sizes(writer, branch, bodies, number, unranked)
     move_constants(writer, [branch, *bodies])
     return copy
 
@@ -173,17 +176,20 @@ def with_first_piece(model: ir.Model, size: int) -> ir.Model:
     return copy
 
 
-def forms_in_branch(model: ir.Model, is_open: bool) -> Iterator[Sequence[ir.Model]]:
+def forms_in_branch(
+    model: ir.Model, is_open: bool = False, unranked: Collection[str] = ()
+) -> Iterator[Sequence[ir.Model]]:
     """The model in a branch, in sections and without; and if sizes aren't to be known, then both where they are.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
         is_open: See `in_branch`.
+        unranked: Likewise.
     """
     for opened in (True, False) if is_open else (False,):
-        made = in_branch(model, opened)
+        made = in_branch(model, opened, unranked=unranked)
         has_sections = any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(made.graph))
-        yield [made, in_branch(model, opened, divided=False)] if has_sections else [made]
+        yield [made, in_branch(model, opened, False, unranked)] if has_sections else [made]
 
 
 _SECTION = "section"
@@ -318,7 +324,9 @@ _TOLD = ("ConcatFromSequence", "If", "Loop", "Reshape", "Scan")
 """Operators whose results keep the other dimensions where the first is not to be known: no inference tells them."""
 
 
-def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, sections: Collection[ir.Graph], zero: ir.Value) -> None:
+def _tell_no_sizes(
+    writer: SliceWriter, branch: ir.Graph, sections: Collection[ir.Graph], zero: ir.Value, unranked: Collection[str]
+) -> None:  # fmt: skip
     """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
     inside = [branch, *inner_graphs(branch)]
     reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
@@ -342,7 +350,9 @@ def _tell_no_sizes(writer: SliceWriter, branch: ir.Graph, sections: Collection[i
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
             dims = static_shape(value)
-            if dims and value in kept.union(each.inputs).difference(() if each in sections else each.outputs):
+            if dims and value.name in unranked and value not in each.outputs:
+                value.shape = None
+            elif dims and value in kept.union(each.inputs).difference(() if each in sections else each.outputs):
                 made = value.producer()
                 is_stack = "Scan" in (made and made.op_type, *(user.op_type for user in value.consumers()))
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size

@@ -10,7 +10,7 @@ next candidate.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,7 +52,7 @@ from memonger.runtime.measure import MeasuredSession, RunJob, read_arrays, take_
 from memonger.runtime.pairs import Pairs
 from memonger.runtime.program import inputs_of
 from memonger.runtime.worker import WorkerError
-from memonger.shapes.inference import tell_sizes
+from memonger.shapes.inference import infer_once, tell_sizes
 from memonger.tiling.candidates import ToSlice
 from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
@@ -251,9 +251,12 @@ def shrink(
         # counts where it takes less than what stays open, by more than `ALIKE`
         with_batch = Candidate(whole, _SLOWER, partial(_in_order, settled.model), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
-        is_open = is_open and any(_is_product(node) for node in job.lowered.model.graph)
-        found = [_in_branch(each, is_open) for each in found]
-        found += [_in_branch(each, False) for each in ([with_batch] if is_batch_given else []) + [as_it_is]]
+        unranked = _unranked(source) if is_open else frozenset[str]()
+        is_open = is_open and any(_is_product(node, unranked) for node in job.lowered.model.graph)
+        found = [replace(each, forms=partial(forms_in_branch, is_open=is_open, unranked=unranked)) for each in found]
+        found += [
+            replace(each, forms=forms_in_branch) for each in ([with_batch] if is_batch_given else []) + [as_it_is]
+        ]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
@@ -392,14 +395,20 @@ def _most_slices(candidate: Candidate) -> int:
     return max((loop.slices for loop in candidate.loops), default=0)
 
 
-def _in_branch(candidate: Candidate, is_open: bool) -> Candidate:
-    return replace(candidate, forms=partial(forms_in_branch, is_open=is_open))
+def _unranked(source: Source) -> frozenset[str]:
+    """Names of a model's values of which no inference knows even how many dimensions they have."""
+    model = load_as_is(source)
+    try:
+        infer_once(model)
+    except LoadError:  # its inference may fail as long as sizes are open
+        return frozenset()
+    return frozenset(str(value.name) for node in model.graph for value in node.outputs if value.shape is None)
 
 
-def _is_product(node: ir.Node) -> bool:
-    """Whether onnxruntime may make one node of a product and the sum behind it, where it knows their sizes."""
+def _is_product(node: ir.Node, unranked: Collection[str]) -> bool:
+    """Whether onnxruntime may make one node of a product and the sum behind it, only where it is told their sizes."""
     given = node.inputs[0] if node.op_type == "MatMul" else None
-    return given is not None and len(static_shape(given) or ()) > 2
+    return given is not None and (len(static_shape(given) or ()) > 2 or str(given.name) in unranked)
 
 
 def _why_no_loops(job: ToSlice, found: Sequence[object], less: Sequence[object], max_overhead: float) -> str:
