@@ -18,6 +18,7 @@ from memonger.cli.options import (
     FORMATS,
     HELD_WEIGHTS,
     HELP,
+    INPUTS,
     LORA,
     MODE,
     MODEL,
@@ -231,6 +232,7 @@ def plan_all_command() -> None:
     MODEL,
     click.option("-o", "--output", type=OUTPUT, required=True, help="Write the smaller model here."),
     *DIMS,
+    INPUTS,
     click.option("--for", "target", type=Choice(get_args(LoopTarget)),
                  help="What will run it, where that isn't onnxruntime on a processor: written in a form that it takes, "
                  "or refused with the reason. triton: -o NAME/1/model.onnx, and config.pbtxt above."),

@@ -8,7 +8,7 @@ import click
 import onnx_ir as ir
 
 from memonger.cli.options import FORCED
-from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar
+from memonger.cli.output import Screen, print_json, print_lines, print_notes, progress_bar, read_inputs
 from memonger.errors import PlanError
 from memonger.ir.values import required_inputs
 from memonger.loops.candidates import Loop
@@ -33,6 +33,7 @@ def shrink(model: Path, output: Path, weights: Any, no_check: bool, as_json: boo
         if config.is_file() and not click.get_current_context().meta.get(FORCED):
             raise PlanError(f"{config} is there already: name another folder, or replace it with --force.")
     with progress_bar(quiet, f"Shrinking {model.name}") as report_progress:
+        flags["inputs"] = read_inputs(flags["inputs"], model)
         made = shrunk(model, check=not no_check, progress=report_progress, **flags)
     if made.target == "triton":
         sides = (required_inputs(made.model.graph), list(dict.fromkeys(made.model.graph.outputs)))

@@ -159,6 +159,10 @@ DEVICE = click.option(
 )  # fmt: skip
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+INPUTS = click.option(
+    "--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="An .npz with inputs for runs that are measured; left out: random numbers.",
+)  # fmt: skip
 SEARCH = (
     click.option("--level", type=Choice(get_args(Level)),
                  help="onnxruntime's optimization level, for device plans; 'rewrite', for training on the CPU, takes "
@@ -171,8 +175,7 @@ SEARCH = (
                  help="Don't recompute these nodes (name, operator or output). May be repeated."),
     click.option("--time-limit", type=Number(0), metavar="SECONDS",
                  help="Improve nothing after that; the plan then depends on the machine's speed."),
-    click.option("--inputs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-                 help="An .npz with inputs for the calibrating run."),
+    INPUTS,
     click.option("--cuda-search", type=Choice(SEARCHES), default="heuristic", show_default=True,
                  help="How cuDNN's algorithms are chosen on CUDA; exhaustive: by timing them in the first run."),
     click.option("--small-workspace", is_flag=True, help="At most 32 MiB of workspace for a convolution on CUDA."),

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from memonger.graph import aliasing
-from memonger.ir.operators import operator_name
+from memonger.ir.operators import facts, operator_name
 from memonger.ir.values import (
     add_initializer,
     all_values,
@@ -110,6 +110,8 @@ def in_branch(
     graph, writer = copy.graph, SliceWriter(copy)
     settle_constants(writer)
     writer.drop_unread()
+    outside = _of_constants(graph)
+    graph.remove(outside)
     sections = _sections(list(graph), graph.outputs) if divided else []
     sequence = ir.Value(name=writer.fresh("branch.sequence"), type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
     for scan in [node for each in graphs(copy) for node in each if operator_name(node) == "Scan"]:
@@ -126,6 +128,8 @@ def in_branch(
     zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
     bodies = [_put(writer, nodes, sequence, is_empty, _SECTION) for nodes in sections] if len(sections) > 1 else []
     branch = _put(writer, list(graph), sequence, is_empty, "branch")
+    graph.extend(outside)
+    graph.sort()
     made: dict[str, tuple[list[ir.Value], ir.Value]] = {
         "SequenceEmpty": ([], sequence), "SequenceLength": ([sequence], number), "Equal": ([number, zero], is_empty)
     }  # fmt: skip
@@ -223,6 +227,47 @@ def _put(
     attributes = {"then_branch": then, "else_branch": other}
     graph.append(ir.node("If", [is_empty], attributes, outputs=[*insides, lengths], name=writer.fresh(f"{name}/If")))
     return then
+
+
+_KERNEL_BYTES = 4096
+"""Constants of less bytes may be part of what onnxruntime makes one node of."""
+
+_PACKS = frozenset(("Gather", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
+"""Operators whose kernels take weights from around a branch as they take them within it."""
+
+
+def _of_constants(graph: ir.Graph) -> list[ir.Node]:
+    """Nodes that compute weights of others out of constants, as of a type of fewer bits: they may stand outside.
+
+    Of what it works out when it loads a branch onnxruntime keeps a second copy; of what it works out around it, none.
+    """
+    found, made = list[ir.Node](), set[ir.Value]()
+    large = {v for v in graph.initializers.values() if not v.is_graph_input() and (nbytes(v) or 0) >= _KERNEL_BYTES}
+    for node in graph:
+        given = [value for value in node.inputs if value is not None]
+        are_constant = all(v in made or (v.const_value is not None and not v.is_graph_input()) for v in given)
+        if are_constant and not large.isdisjoint(given) and not facts(node).random and not subgraphs(node):
+            found.append(node)
+            made.update(node.outputs)
+            large.update(node.outputs)
+    for node in reversed(found):
+        users = [user for value in node.outputs for user in value.consumers()]
+        is_quantized = node.op_type == "DequantizeLinear" and (
+            node.attributes.get_int("block_size", 0) > 0
+            or any(v is not None and v not in made and _is_dequantized(v) for user in users for v in user.inputs)
+        )
+        can_be = all(
+            user.graph is graph and (user.op_type in _PACKS or made.issuperset(user.outputs)) for user in users
+        )
+        if is_quantized or not can_be or any(value.is_graph_output() for value in node.outputs):
+            made.difference_update(node.outputs)
+    return [node for node in found if made.issuperset(node.outputs)]
+
+
+def _is_dequantized(value: ir.Value) -> bool:
+    """Whether a product of it may be one of integers."""
+    producer = value.producer()
+    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 LESS, MUCH = 2, 8

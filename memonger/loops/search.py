@@ -39,7 +39,7 @@ from memonger.loops.targets import RUNTIMES, Weights
 from memonger.loops.writer import NotInLoopsError, settle_constants, settle_scales
 from memonger.lowering.as_stock import Expected, expected
 from memonger.model import original_model
-from memonger.model.load import Source, load, load_as_is
+from memonger.model.load import Source, lift_constants, load, load_as_is
 from memonger.option_names import LoopTarget
 from memonger.options import Options
 from memonger.plan_file import KEY
@@ -58,7 +58,7 @@ from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.slice_check import SliceCheck
 from memonger.tiling.writer import SliceWriter
-from memonger.words import NAME, N, either, option, quoted
+from memonger.words import FILE, NAME, N, either, option, quoted
 
 TRIED, FORECAST = 8, 8
 """Candidates that are run, and of how many it is forecast what they take before the next is chosen."""
@@ -166,6 +166,7 @@ def shrink(
     source: Source, *, batch: int | None = None,
     dims: Mapping[str, int | tuple[int, int] | tuple[int, int, int] | str] | None = None,
     max_overhead: float = 0.05, check: bool = True, allow_rounding: bool = False, target: LoopTarget | None = None,
+    inputs: feeding.Feeds | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Shrunk:  # fmt: skip
     """A plain ONNX model that gives the same outputs in less memory wherever onnxruntime runs.
@@ -183,6 +184,8 @@ def shrink(
         check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
         allow_rounding: Whether outputs may differ in their last bits.
         target: What will run the file, where that isn't onnxruntime on a processor: the file gets a form that it takes.
+        inputs: Arrays by name for the runs that are compared; random numbers if None. Their shapes also give the sizes
+            of dimensions that are still open.
         progress: Called with the name of each stage of the work.
 
     Raises:
@@ -199,15 +202,17 @@ def shrink(
     if target is not None and target not in RUNTIMES:
         raise PlanError(f"{target!r} is no target: there are {', '.join(RUNTIMES)}.")
     options = Options(device="none", mode="inference", progress=progress)
-    loaded = load(source, batch=batch, dims=asked.sizes)
+    loaded = load(source, batch=batch, dims=asked.sizes, input_shapes=feeding.shapes_of(inputs))
     if KEY in loaded.ir.metadata_props:
         raise PlanError(f"{loaded.name} is planned: shrink the model that it was planned from.")
-    maps = maps_of(loaded.ir, loaded.name)
+    asks, maps = inputs_of(loaded.graph), maps_of(loaded.ir, loaded.name)
     if given := next((value.name for value in loaded.ir.graph.inputs if value.name in maps), None):
         raise PlanError(
             f"{loaded.name}: input '{given}' is a dictionary, and a plain file would take a table in its place. "
             f"A session of a plan takes either ({either('memonger.search_plan', 'memonger plan')})."
         )
+    if inputs is not None:
+        feeding.check_feeds(asks, inputs, loaded.name)
     original = load_as_is(source).ir
     in_branches = (target is None or RUNTIMES[target].branches) and can_be_in_branch(original)
     settled = SliceWriter(loaded.ir.clone())
@@ -246,16 +251,17 @@ def shrink(
     found = fast
     if in_branches:
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
-        is_batch_given = batch is not None and not ranges and open_batch(original) is not None
+        are_sizes_given = not ranges and any(v.shape is None or v.shape.is_dynamic() for v in original.graph.inputs)
+        are_sizes_given = are_sizes_given and (batch is not None or bool(dims) or inputs is not None)
         as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
         # counts where it takes less than what stays open, by more than `ALIKE`
-        with_batch = Candidate(whole, _SLOWER, partial(_in_order, settled.model), ())
+        with_sizes = Candidate(whole, _SLOWER, partial(_in_order, settled.model), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         unranked = _unranked(source) if is_open else frozenset[str]()
         is_open = is_open and any(_is_product(node, unranked) for node in job.lowered.model.graph)
         found = [replace(each, forms=partial(forms_in_branch, is_open=is_open, unranked=unranked)) for each in found]
         found += [
-            replace(each, forms=forms_in_branch) for each in ([with_batch] if is_batch_given else []) + [as_it_is]
+            replace(each, forms=forms_in_branch) for each in ([with_sizes] if are_sizes_given else []) + [as_it_is]
         ]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
@@ -268,7 +274,14 @@ def shrink(
             progress("compare")
             others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
             contest = _Contest(
-                Path(folder), source, job.lowered.model, max_overhead, allow_rounding, open_size, others, once
+                Path(folder),
+                source,
+                feeding.random_feeds(asks) if inputs is None else inputs,
+                max_overhead,
+                allow_rounding,
+                open_size,
+                others,
+                once,
             )
             made = contest.winner(
                 forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
@@ -381,7 +394,9 @@ def _unchecked(forecast: _Forecast, name: str) -> Shrunk:
 
 def _in_order(source: Source) -> ir.Model:
     """The model as it is, its nodes in an order in which they can run; with its batch told it may round otherwise."""
-    model = load_as_is(source).ir  # no copy of the original: what isn't in order can't be copied
+    whole = load_as_is(source)
+    lift_constants(whole)  # of one in a node onnxruntime holds a second copy
+    model = whole.ir  # no copy of the original: what isn't in order can't be copied
     model.graph.sort()
     if (batch := open_batch(model)) is not None:
         with suppress(LoadError):  # a size that it can't have
@@ -428,7 +443,7 @@ class _Contest:
     Attributes:
         folder: For files that pass between processes.
         source: The model as it was.
-        model: The same, loaded.
+        inputs: What both are given, by name.
         max_overhead: See `shrink`.
         allow_rounding: See `shrink`.
         open_size: Name of the dimension that stays open, or nothing.
@@ -439,7 +454,7 @@ class _Contest:
 
     folder: Path
     source: Source
-    model: ir.Model
+    inputs: feeding.Feeds
     max_overhead: float
     allow_rounding: bool
     open_size: str
@@ -454,7 +469,7 @@ class _Contest:
             forecast: Of the candidates, of which the last is tried in any case.
             nothing: What a message begins with where nothing is gained.
         """
-        write_arrays(self.folder / "inputs.npz", feeding.random_feeds(inputs_of(self.model.graph)))
+        write_arrays(self.folder / "inputs.npz", self.inputs)
         path = Path(self.source) if isinstance(self.source, str | Path) else self.folder / "source.onnx"
         if not path.exists():
             save_model(load_as_is(self.source).ir, path)
@@ -532,10 +547,11 @@ class _Contest:
         try:
             return self._process(path, "before")
         except WorkerError as error:
-            sizes, whole = option("dims", {NAME: N}), either("check=False", "--no-check")
+            sizes, given = option("dims", {NAME: N}), option("inputs", FILE)
+            whole = either("check=False", "--no-check")
             raise PlanError(
-                f"stock onnxruntime doesn't run the model: {str(error).rstrip('.')}. It was fed random numbers: give "
-                f"other sizes ({sizes}), or have nothing compared ({whole})."
+                f"stock onnxruntime doesn't run the model: {str(error).rstrip('.')}. Give other sizes "
+                f"({sizes}), or inputs where random numbers won't do ({given}), or have nothing compared ({whole})."
             ) from error
 
     def _process(self, path: Path, name: str, inputs: str = "inputs") -> MeasuredSession:

@@ -57,7 +57,7 @@ from memonger.planner.attempts import as_asked, least, may_wait, why_all_are_kep
 from memonger.planner.job import Job, decided, device_of, finish, may_run_in_chunks, with_search
 from memonger.runtime import process_memory
 from memonger.runtime.arena import host_memory
-from memonger.runtime.feeds import with_tables
+from memonger.runtime.feeds import shapes_of, with_tables
 from memonger.runtime.program import inputs_of
 from memonger.schedule import Request
 from memonger.schedule.marks import Marks, annotate, place
@@ -451,7 +451,7 @@ def _loaded(source: Source | Model, options: Options) -> tuple[Model, Model | No
     """The user's own model, loaded, and with the sizes that its file leaves open: see `load_twice`."""
     if isinstance(source, BasePlan):
         raise PlanError("this is a plan already, which memonger.Session runs: to plan again, give the model itself.")
-    shapes = _shapes_of(options.inputs)
+    shapes = shapes_of(options.inputs)
     try:
         own, unbound = load_twice(source, batch=options.batch, dims=options.sizes, input_shapes=shapes)
     except LoadError as error:
@@ -657,10 +657,6 @@ def _within_overhead(job: Job, made: Job, plan: Plan, begin: float) -> Plan:
     return dataclasses.replace(whole, notes=(*whole.notes, said), planning_seconds=time.perf_counter() - begin)
 
 
-def _shapes_of(inputs: Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(feed.shape) for name, feed in (inputs or {}).items() if hasattr(feed, "shape")}
-
-
 def _differentiate(model: Model, options: Options) -> tuple[Model, tuple[str, ...]]:
     """The training model, with notes on what its losses aren't, and on gradients that became inputs."""
     from memonger.autodiff.differentiate import differentiate  # here: inference needs no rules
@@ -694,7 +690,7 @@ def _lower(
     ranges: Mapping[str, DimRange] = {}
     if options.ranges:
         single = {name: size for name, size in options.sizes.items() if name not in options.ranges}
-        shapes = _shapes_of(options.inputs)
+        shapes = shapes_of(options.inputs)
         model, ranges = load_open(source, options.ranges, batch=options.batch, dims=single, input_shapes=shapes)
     if device.facts.is_portable:
         from memonger.lowering import ranged

@@ -232,6 +232,11 @@ def run_bound(session: Any, feeds: Feeds) -> dict[str, Any]:
     return {name: to_python(value, None) for name, value in zip(names, binding.get_outputs(), strict=True)}
 
 
+def shapes_of(feeds: Feeds | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs that are arrays."""
+    return {name: tuple(feed.shape) for name, feed in (feeds or {}).items() if hasattr(feed, "shape")}
+
+
 def check_feeds(inputs: Sequence[Input], feeds: Feeds, where: str) -> None:
     """Every required input is there, none is unknown, and tensors have the type and shape planned for.
 
