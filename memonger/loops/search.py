@@ -206,9 +206,9 @@ def shrink(
     if KEY in loaded.ir.metadata_props:
         raise PlanError(f"{loaded.name} is planned: shrink the model that it was planned from.")
     asks, maps = inputs_of(loaded.graph), maps_of(loaded.ir, loaded.name)
-    if given := next((value.name for value in loaded.ir.graph.inputs if value.name in maps), None):
+    if table := next((value.name for value in loaded.ir.graph.inputs if value.name in maps), None):
         raise PlanError(
-            f"{loaded.name}: input '{given}' is a dictionary, and a plain file would take a table in its place. "
+            f"{loaded.name}: input '{table}' is a dictionary, and a plain file would take a table in its place. "
             f"A session of a plan takes either ({either('memonger.search_plan', 'memonger plan')})."
         )
     if inputs is not None:
@@ -259,10 +259,9 @@ def shrink(
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         unranked = _unranked(source) if is_open else frozenset[str]()
         is_open = is_open and any(_is_product(node, unranked) for node in job.lowered.model.graph)
+        found += [with_sizes] if are_sizes_given else []
         found = [replace(each, forms=partial(forms_in_branch, is_open=is_open, unranked=unranked)) for each in found]
-        found += [
-            replace(each, forms=forms_in_branch) for each in ([with_sizes] if are_sizes_given else []) + [as_it_is]
-        ]
+        found += [replace(as_it_is, forms=forms_in_branch)]
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
