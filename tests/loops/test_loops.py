@@ -445,7 +445,7 @@ def test_what_a_branch_takes() -> None:
     assert not can_be_in_branch(ir.serde.deserialize_model(brief))
     assert can_be_in_branch(load(_network()).ir)
     old = load(_network()).ir
-    old.graph.opset_imports[""] = 12
+    old.graph.opset_imports[""] = 10
     assert not can_be_in_branch(old)
     listed = parse("g (seq(float[2]) x) => (float[2] y) <int64 n = {0}> { y = SequenceAt (x, n) }", opset=17)
     assert not can_be_in_branch(ir.serde.deserialize_model(listed))
@@ -580,7 +580,7 @@ def test_what_is_no_array_is_not_compared_and_stays_whole(body: str, kind: str) 
 def test_a_model_that_does_not_run_on_random_numbers_says_so() -> None:
     model = parse("""g (float[1,1,4,4] x, int64[4] s) => (float[] y) { a = Resize<mode="linear">(x, , , s)
         b = Exp(a) y = Sin(b) }""")  # fmt: skip
-    with pytest.raises(memonger.PlanError, match=r"doesn't run the model.*fed random numbers.*\(check=False\)"):
+    with pytest.raises(memonger.PlanError, match=r"doesn't run the model.*random numbers.*\(check=False\)"):
         memonger.shrink(model)
     assert memonger.shrink(model, check=False).model
 
