@@ -240,34 +240,26 @@ def _of_constants(graph: ir.Graph) -> list[ir.Node]:
     """Nodes that compute weights of others out of constants, as of a type of fewer bits: they may stand outside.
 
     Of what it works out when it loads a branch onnxruntime keeps a second copy; of what it works out around it, none.
+    What takes integers out of their scale stays: onnxruntime multiplies the integers.
     """
     found, made = list[ir.Node](), set[ir.Value]()
     large = {v for v in graph.initializers.values() if not v.is_graph_input() and (nbytes(v) or 0) >= _KERNEL_BYTES}
     for node in graph:
         given = [value for value in node.inputs if value is not None]
         are_constant = all(v in made or (v.const_value is not None and not v.is_graph_input()) for v in given)
-        if are_constant and not large.isdisjoint(given) and not facts(node).random and not subgraphs(node):
+        is_computed = not facts(node).random and not subgraphs(node) and node.op_type != "DequantizeLinear"
+        if is_computed and are_constant and not large.isdisjoint(given):
             found.append(node)
             made.update(node.outputs)
             large.update(node.outputs)
     for node in reversed(found):
         users = [user for value in node.outputs for user in value.consumers()]
-        is_quantized = node.op_type == "DequantizeLinear" and (
-            node.attributes.get_int("block_size", 0) > 0
-            or any(v is not None and v not in made and _is_dequantized(v) for user in users for v in user.inputs)
-        )
         can_be = all(
             user.graph is graph and (user.op_type in _PACKS or made.issuperset(user.outputs)) for user in users
         )
-        if is_quantized or not can_be or any(value.is_graph_output() for value in node.outputs):
+        if not can_be or any(value.is_graph_output() for value in node.outputs):
             made.difference_update(node.outputs)
     return [node for node in found if made.issuperset(node.outputs)]
-
-
-def _is_dequantized(value: ir.Value) -> bool:
-    """Whether a product of it may be one of integers."""
-    producer = value.producer()
-    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 LESS, MUCH = 2, 8
