@@ -19,6 +19,7 @@ is added to the length of the sequence, which is 0.
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 
+import networkx as nx
 import numpy as np
 import onnx_ir as ir
 
@@ -128,8 +129,7 @@ def in_branch(
     zero = writer.initializer("branch.zero", ir.Tensor(np.array(0, np.int64)))
     bodies = [_put(writer, nodes, sequence, is_empty, _SECTION) for nodes in sections] if len(sections) > 1 else []
     branch = _put(writer, list(graph), sequence, is_empty, "branch")
-    graph.extend(outside)
-    graph.sort()
+    graph.insert_before(graph[0], outside)
     made: dict[str, tuple[list[ir.Value], ir.Value]] = {
         "SequenceEmpty": ([], sequence), "SequenceLength": ([sequence], number), "Equal": ([number, zero], is_empty)
     }  # fmt: skip
@@ -252,14 +252,15 @@ def _of_constants(graph: ir.Graph) -> list[ir.Node]:
             found.append(node)
             made.update(node.outputs)
             large.update(node.outputs)
-    for node in reversed(found):
-        users = [user for value in node.outputs for user in value.consumers()]
-        can_be = all(
-            user.graph is graph and (user.op_type in _PACKS or made.issuperset(user.outputs)) for user in users
-        )
-        if not can_be or any(value.is_graph_output() for value in node.outputs):
-            made.difference_update(node.outputs)
-    return [node for node in found if made.issuperset(node.outputs)]
+    parts = nx.Graph([(value.producer(), node) for node in found for value in node.inputs if value in made])
+    parts.add_nodes_from(found)
+    inside = set[ir.Node]()
+    for part in nx.connected_components(parts):
+        values = [value for node in part for value in node.outputs]
+        users = {user for value in values for user in value.consumers()} - part
+        are_packed = all(user.graph is graph and user.op_type in _PACKS for user in users)
+        inside |= set() if are_packed and not any(value.is_graph_output() for value in values) else part
+    return [node for node in found if node not in inside]
 
 
 LESS, MUCH = 2, 8

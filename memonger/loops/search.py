@@ -58,6 +58,7 @@ from memonger.tiling.chunk_times import cores_of
 from memonger.tiling.chunking import ROUNDED, ChunkSearch
 from memonger.tiling.slice_check import SliceCheck
 from memonger.tiling.writer import SliceWriter
+from memonger.units import format_size
 from memonger.words import FILE, NAME, N, either, option, quoted
 
 TRIED, FORECAST = 8, 8
@@ -574,11 +575,12 @@ class _Contest:
         want, got = read_arrays(self.folder / "before.npz"), read_arrays(self.folder / f"after{number}.npz")
         if not self.allow_rounding and not _same(want, got):
             return None, DIFFER
-        needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
-        if process_memory.is_measurable():  # loaded and running count together
-            needs += max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
-        if process_memory.is_measurable() and needs > min(WORTH * needed, needed - LEAST):
-            return None, f"a run takes {needs / max(1, needed):.0%} of the memory"
+        if process_memory.is_measurable():
+            needs, needed = after.loaded["peak_bytes"], before.loaded["peak_bytes"]
+            more = max(0, after.loaded["loaded_bytes"] - before.loaded["loaded_bytes"])
+            if needs + more > min(WORTH * needed, needed - LEAST):  # loaded and running count together
+                held = f", and loaded it takes {format_size(more)} more" if more else ""
+                return None, f"a run takes {needs / max(1, needed):.0%} of the memory{held}"
         pairs = in_pairs(after, before, 1 + self.max_overhead + NOISE)
         return pairs, f"a run takes {pairs.ratio:.2f} of the time" if pairs.is_too_slow else ""
 

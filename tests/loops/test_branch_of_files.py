@@ -113,6 +113,22 @@ def test_weights_that_are_computed_are_computed_outside() -> None:
     assert all(same(got[name], want[name]) for name in want)
 
 
+SHARED = """g (float[n, 64] x, float[n, 16, 8, 8] i) => (float[n, 64] y, float[n, 16, 8, 8] z) {
+    k = Cast <to = 1> (kernel)  f = Reshape (k, sizes)  y = MatMul (x, f)  z = Conv <pads = [2, 2, 1, 1]> (i, k)
+}"""
+
+
+def test_what_one_weight_is_computed_for_stays_together() -> None:
+    """Inside, where one of those that read it has to have it there."""
+    constants = {"kernel": normal(2, 16, 16, 4, 4).astype(np.float16), "sizes": np.array([64, 64])}
+    model = _with(SHARED, constants, 17)
+    made = in_branch(ir.serde.deserialize_model(model))
+    assert not {"Cast", "Reshape"} & {node.op_type for node in made.graph}
+    feeds = {"x": normal(3, 4, 64), "i": normal(4, 4, 16, 8, 8)}
+    want, got = _outputs(model, feeds), _outputs(ir.serde.serialize_model(made), feeds)
+    assert all(same(got[name], want[name]) for name in want)
+
+
 QUANTIZED = """g (float[n, 64] x) => (float[n, 64] y) {
     q = QuantizeLinear (x, scale, zero)  p = DequantizeLinear (q, scale, zero)
     d = DequantizeLinear (bytes, scale, zero)  m = MatMul (p, d)
