@@ -36,6 +36,7 @@ _WINDOWS = frozenset({
     "AveragePool", "Conv", "MaxPool", "com.microsoft::FusedConv", "com.microsoft.nchwc::AveragePool",
     "com.microsoft.nchwc::Conv", "com.microsoft.nchwc::MaxPool",
 })  # fmt: skip
+_POOLS = frozenset({"com.microsoft.nchwc::GlobalAveragePool", "com.microsoft.nchwc::GlobalMaxPool"})
 _SCALED = frozenset({"Resize", "Upsample", "com.microsoft.nchwc::Upsample"})
 _AS_READ = frozenset({
     "Add", "BatchNormalization", "Clip", "Div", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish",
@@ -49,8 +50,11 @@ Dims = Sequence[int | str | None]
 
 
 def dims_in_file(graph: ir.Graph) -> dict[str, Dims]:
-    """The shapes of inputs, and of what bodies give, as a file has them, by name."""
-    values = [*graph.inputs, *(value for body in inner_graphs(graph) for value in body.outputs)]
+    """The shapes of values, as a file has them, by name."""
+    values = [
+        *graph.inputs,
+        *(value for each in (graph, *inner_graphs(graph)) for node in each for value in node.outputs),
+    ]
     shapes = {str(value.name): value.shape for value in values if value.shape is not None}
     return {name: [dim if isinstance(dim, int) else dim.value for dim in shape.dims] for name, shape in shapes.items()}
 
@@ -169,10 +173,12 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
     What windows and scaling make of a length that a file leaves open has no name (``convPoolShapeInference`` of
     ONNX, ``nchwc_schema_defs.cc`` of onnxruntime), and two shapes without one are never the same.
     """
-    dims: dict[ir.Value, Dims] = {v: in_file[str(v.name)] for v in graph.inputs if str(v.name) in in_file}
-    for node in (node for each in (graph, *inner_graphs(graph)) for node in each):
+    nodes = [node for each in (graph, *inner_graphs(graph)) for node in each]
+    values = [*graph.inputs, *(value for node in nodes for value in node.outputs)]
+    dims: dict[ir.Value, Dims] = {v: in_file[str(v.name)] for v in values if str(v.name) in in_file}
+    for node in nodes:
         read = [dims[value] for value in node.inputs if value in dims]
-        if not read:
+        if not read or node.outputs[0] in dims:
             continue
         own, operator, made = max(read, key=len), operator_name(node), node.outputs[0]
         if operator in _WINDOWS and node.inputs[0] in dims:
@@ -180,6 +186,15 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
             dims[made] = [own[0], 0, *(dim if isinstance(dim, int) else None for dim in own[2:])]
         elif operator in _SCALED:
             dims[made] = [dim if isinstance(dim, int) else None for dim in own]
+        elif operator in _POOLS:
+            dims[made] = [own[0], *(1 for _ in own[1:])]
+        elif operator == "Concat":
+            axis = node.attributes.get_int("axis", 0) % len(own)
+            sides = list(zip(*(each for each in read if len(each) == len(own)), strict=True))
+            dims[made] = [
+                None if (any if place == axis else all)(dim is None for dim in side) else side[0] or 0
+                for place, side in enumerate(sides)
+            ]
         elif operator in _AS_READ:
             are_open = {place - len(each) for each in read for place, dim in enumerate(each) if dim is None}
             dims[made] = [None if place - len(own) in are_open else dim for place, dim in enumerate(own)]

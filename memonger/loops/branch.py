@@ -13,11 +13,14 @@ the nodes stand in branches again, a section of them in each, between which litt
 
 Told the sizes of a batch, onnxruntime makes one node of a product and the sum behind it, which rounds otherwise; of a
 batch that is open it doesn't. So where that is open in the model as it was, it isn't told here: what shapes are told by
-is added to the length of the sequence, which is 0.
+is added to the length of the sequence, which is 0. And where such a size has no name, either, no value takes another's
+memory, and none waits for one that comes later: of many values of few shapes, as a detector's, that takes least. But
+then no sum takes the memory of what it reads: of residual layers that takes more.
 """
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
 
 import networkx as nx
 import numpy as np
@@ -96,16 +99,20 @@ def add_sizes(model: ir.Model, batch: str, few: ir.Model, many: ir.Model) -> Non
             value.type = value.type or least[value.name].type
 
 
+Sizes = Literal["told", "open", "nameless"]
+"""What onnxruntime knows of the first dimension of inputs, and of slices: its size; that two have the same; nothing."""
+
+
 def in_branch(
-    model: ir.Model, is_open: bool = False, divided: bool = True, unranked: Collection[str] = ()
+    model: ir.Model, sizes: Sizes = "told", divided: bool = True, unranked: Collection[str] = ()
 ) -> ir.Model:  # fmt: skip
     """The model with its nodes, and the constants that they read, in a branch that reads a sequence.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
-        is_open: Whether onnxruntime is not to know the sizes of the first dimension of inputs, and of slices.
+        sizes: What onnxruntime is to know of them.
         divided: Whether the branch is divided into sections, where that makes sense.
-        unranked: If it is open, names of values of which it isn't to know how many dimensions they have, either.
+        unranked: If not all, names of values of which it isn't to know how many dimensions they have, either.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
@@ -136,8 +143,8 @@ def in_branch(
     for operator, (read, result) in made.items():
         name = writer.fresh(f"branch/{operator}")
         graph.insert_before(graph[-1], ir.node(operator, read, outputs=[result], name=name))
-    if is_open:
-        _tell_no_sizes(writer, branch, bodies, number, unranked)
+    if sizes != "told":
+        _tell_no_sizes(writer, branch, bodies, number, unranked, sizes == "nameless")
     move_constants(writer, [branch, *bodies])
     return copy
 
@@ -183,17 +190,19 @@ def with_first_piece(model: ir.Model, size: int) -> ir.Model:
 def forms_in_branch(
     model: ir.Model, is_open: bool = False, unranked: Collection[str] = ()
 ) -> Iterator[Sequence[ir.Model]]:
-    """The model in a branch, in sections and without; and if sizes aren't to be known, then both where they are.
+    """The model in a branch, in sections and without, with sizes that have names and without.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
-        is_open: See `in_branch`.
-        unranked: Likewise.
+        is_open: Whether sizes aren't to be known; forms in which they are come behind.
+        unranked: See `in_branch`.
     """
-    for opened in (True, False) if is_open else (False,):
-        made = in_branch(model, opened, unranked=unranked)
-        has_sections = any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(made.graph))
-        yield [made, in_branch(model, opened, False, unranked)] if has_sections else [made]
+    groups: list[list[Sizes]] = [["open", "nameless"], ["told"]] if is_open else [["told", "nameless"]]
+    for group in groups:
+        forms = [in_branch(model, sizes, unranked=unranked) for sizes in group]
+        if any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(forms[0].graph)):
+            forms += [in_branch(model, sizes, False, unranked) for sizes in group]
+        yield forms
 
 
 _SECTION = "section"
@@ -363,17 +372,23 @@ _TOLD = ("ConcatFromSequence", "If", "Loop", "Reshape", "Scan")
 
 
 def _tell_no_sizes(
-    writer: SliceWriter, branch: ir.Graph, sections: Collection[ir.Graph], zero: ir.Value, unranked: Collection[str]
+    writer: SliceWriter, branch: ir.Graph, sections: Collection[ir.Graph], zero: ir.Value, unranked: Collection[str],
+    nameless: bool,
 ) -> None:  # fmt: skip
-    """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for."""
-    inside = [branch, *inner_graphs(branch)]
+    """Let first dimensions be unknown until the model runs: of its inputs, of slices, of what shapes are told for.
+
+    What is nameless has no name for such a size, but in bodies of loops, where sizes are known.
+    """
+    inside = [branch, *sections] if nameless else [branch, *inner_graphs(branch)]
     reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
     graph = writer.model.graph
-    for value in [value for value in graph.inputs if static_shape(value) and value.uses()]:
+    for value in [
+        value for value in graph.inputs if value.shape and (nameless or static_shape(value)) and value.uses()
+    ]:
         view = ir.Value(name=writer.fresh(f"{value.name}.view"), type=value.type, shape=value.shape)
         for user, place in list(value.uses()):
             user.replace_input_with(place, view)
-        sizes = writer.integers(static_shape(value) or ())
+        sizes = writer.integers([0] * len(value.shape or ()))  # as they are
         reshapes.append(ir.node("Reshape", [value, sizes], outputs=[view], name=writer.fresh(f"{view.name}/Reshape")))
         branch.insert_before(branch[0], reshapes[-1])
     for node in reshapes:
@@ -387,7 +402,7 @@ def _tell_no_sizes(
     for each in inside:
         kept = {value for node in each if node.op_type in _TOLD for value in node.outputs}
         for value in (*each.inputs, *(value for node in each for value in node.outputs)):
-            dims = static_shape(value)
+            dims = value.shape.dims if nameless and value.shape is not None else static_shape(value)
             if dims and value.name in unranked and value not in each.outputs:
                 value.shape = None
             elif dims and value in kept.union(each.inputs).difference(() if each in sections else each.outputs):
@@ -396,7 +411,8 @@ def _tell_no_sizes(
                 open_dims = min(len(dims), 2 if is_stack else 1)  # of a stack of slices their number and a slice's size
                 # one name means one size: onnxruntime computes in place by names
                 size = f"{(branch if each in sections else each).name}.size"
-                value.shape = ir.Shape([*(f"{size}{dim}" for dim in dims[:open_dims]), *dims[open_dims:]])
+                names = [None if nameless else f"{size}{dim}" for dim in dims[:open_dims]]
+                value.shape = ir.Shape([*names, *dims[open_dims:]])
             elif dims and not (each is branch and value in each.outputs):
                 value.shape = None
 

@@ -464,7 +464,7 @@ def test_sizes_that_are_open_stay_unknown_to_the_runtime(tmp_path: Path) -> None
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     loaded = load(model, batch=16).ir
     axes = axes_of(loaded, {"x": 0})
-    made = in_branch(with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 4))]), is_open=True)
+    made = in_branch(with_loops(loaded, axes, [_band(axes, (0, len(axes.nodes), 4))]), "open")
     proto = ir.serde.serialize_model(made)
     onnx.checker.check_model(proto, full_check=True)
     feeds = {"x": normal(7, 16, 12, 8)}
@@ -490,7 +490,7 @@ def test_sizes_that_differ_have_different_names() -> None:
     )
     loaded = load(model, batch=1).ir
     sizes_of = {str(v.name): [int(dim) for dim in v.shape or ()] for node in loaded.graph for v in node.outputs}
-    made = in_branch(loaded, is_open=True)
+    made = in_branch(loaded, "open")
     named = dict[str, set[int]]()
     for value in (v for graph in graphs(made) for node in graph for v in node.outputs):
         for dim, size in zip(value.shape or (), sizes_of.get(str(value.name), ()), strict=False):

@@ -76,7 +76,7 @@ def test_layers_that_are_alike_dont_keep_each_others_memory(is_open: bool, tmp_p
     taken, forecasts = list[int](), list[int]()
     want = run_stock(model, {"x0": x}, "ORT_ENABLE_ALL")["y"]
     for divided in (True, False):
-        made = in_branch(loaded, is_open, divided)
+        made = in_branch(loaded, "open" if is_open else "told", divided)
         assert _has_sections(made) == divided
         assert same(run_stock(_proto(made), {"x0": x}, "ORT_ENABLE_ALL")["y"], want)
         forecast = expected(made, {"x0": x.shape}, cores_of(0))
