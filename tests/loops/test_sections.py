@@ -1,6 +1,7 @@
 """A branch that is divided into sections gives what the model gave, in less memory, in stock onnxruntime."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from onnx import numpy_helper
 pytest.importorskip("onnxruntime")
 
 import memonger
+from memonger.ir.save import save_model
 from memonger.ir.values import inner_graphs
 from memonger.loops import branch, search
-from memonger.loops.branch import in_branch, with_first_piece
+from memonger.loops.branch import forms_in_branch, in_branch, with_first_piece
 from memonger.loops.rows import with_row_loops
 from memonger.lowering.as_stock import expected
 from memonger.model.load import load
@@ -187,7 +189,11 @@ def test_a_model_that_rounds_otherwise_in_sections_is_written_without(monkeypatc
         tried.append(True)
         return (None, search.DIFFER) if len(tried) == 1 else (Pairs(1.08, 1, [1.0]), "")
 
+    def forms(model: ir.Model, **_: Any) -> Iterator[list[ir.Model]]:
+        yield [in_branch(model, divided=divided) for divided in (True, False)]
+
     monkeypatch.setattr(search._Contest, "_compared", compared)
+    monkeypatch.setattr(search, "forms_in_branch", forms)
     monkeypatch.setattr(search, "WORTH_PIECE", 0.0)
     made = memonger.shrink(_transformer(), max_overhead=10.0)
     assert len(tried) == 2
@@ -220,6 +226,8 @@ def test_a_batch_that_was_given_is_told_where_that_takes_less(monkeypatch: pytes
     monkeypatch.setattr(search, "in_rows", lambda *_: [])
     monkeypatch.setattr(search, "NOISE", 100.0)
     monkeypatch.setattr(search, "WORTH_PIECE", 0.0)
+    monkeypatch.setattr(search, "forms_in_branch", lambda model, **_: iter([[in_branch(model)]]))
+    monkeypatch.setattr(search, "add_sizes", lambda *_: None)
     body = """
         a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (a)
         u = Resize <mode = "nearest"> (b, , times)  v = Conv <pads = [1, 1, 1, 1]> (a, w1)  s = Add (v, u)
@@ -235,3 +243,45 @@ def test_a_batch_that_was_given_is_told_where_that_takes_less(monkeypatch: pytes
     assert isinstance(sizes[0], ir.SymbolicDim)
     taken = [each.after.expected.run_bytes for each in made if each.after.expected is not None]
     assert taken[1] < taken[0]
+
+
+HEADS = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)  b = Sigmoid (a)  c = Mul (a, b)
+    p = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (c)  d = Conv (p, w1)  e = Sigmoid (d)  f = Mul (d, e)
+    g = Conv (f, w2)
+    u = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (g, , times)
+    o = Concat <axis = 1> (u, u)  k = Conv (o, w3)  s = SUM  y = GlobalAveragePool (s)
+"""
+"""Large images, many channels of small ones, and large images again."""
+
+
+@pytest.mark.parametrize(("last", "is_sum"), [("Relu (k)", False), ("Add (k, u)", True)])
+def test_what_has_no_name_waits_for_nothing(last: str, is_sum: bool, tmp_path: Path) -> None:
+    body = HEADS.replace("SUM", last).replace("s = Add", "k2 = Conv (o, w2)  s = Add")
+    model = parse(f"g (float[1, 3, 256, 256] x) => (float[1, 32, 1, 1] y) {{ {body} }}", opset=13)
+    weights = {
+        "w0": normal(0, 32, 3, 3, 3), "w1": normal(1, 1024, 32, 1, 1), "w2": normal(2, 32, 1024, 1, 1),
+        "w3": normal(3, 32, 64, 1, 1), "times": np.array([1, 1, 4, 4], np.float32),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    loaded = load(model).ir
+    (forms,) = forms_in_branch(loaded)
+    feeds, shapes = {"x": normal(4, 1, 3, 256, 256)}, {"x": (1, 3, 256, 256)}
+    want = run_stock(model, feeds, "ORT_ENABLE_ALL")
+    taken = list[int]()
+    for number, made in enumerate(forms):
+        proto = ir.serde.serialize_model(made)
+        got = run_stock(proto, feeds, "ORT_ENABLE_ALL")
+        assert all(same(got[name], want[name]) for name in want)
+        known = expected(made, shapes, 1)
+        assert known is not None
+        taken.append(known.run_bytes)
+        if process_memory.is_measurable():
+            save_model(made.clone(), tmp_path / f"{number}.onnx", limit=0)
+            write_arrays(tmp_path / "inputs.npz", feeds)
+            job = RunJob(
+                str(tmp_path / f"{number}.onnx"), str(tmp_path / "inputs.npz"), str(tmp_path / "got.npz"), planned=False
+            )
+            with MeasuredSession(job, tmp_path, f"form{number}") as process:
+                assert process.loaded["peak_bytes"] == pytest.approx(known.run_bytes, rel=0.1)
+    assert len(taken) == 1 if is_sum else min(taken) < 0.8 * taken[0]
