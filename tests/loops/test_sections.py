@@ -250,18 +250,18 @@ HEADS = """
     p = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (c)  d = Conv (p, w1)  e = Sigmoid (d)  f = Mul (d, e)
     g = Conv (f, w2)
     u = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (g, , times)
-    o = Concat <axis = 1> (u, u)  k = Conv (o, w3)  s = SUM  y = GlobalAveragePool (s)
+    k = Conv (u, w3)  s = SUM  y = GlobalAveragePool (s)
 """
 """Large images, many channels of small ones, and large images again."""
 
 
 @pytest.mark.parametrize(("last", "is_sum"), [("Relu (k)", False), ("Add (k, u)", True)])
 def test_what_has_no_name_waits_for_nothing(last: str, is_sum: bool, tmp_path: Path) -> None:
-    body = HEADS.replace("SUM", last).replace("s = Add", "k2 = Conv (o, w2)  s = Add")
+    body = HEADS.replace("SUM", last)
     model = parse(f"g (float[1, 3, 256, 256] x) => (float[1, 32, 1, 1] y) {{ {body} }}", opset=13)
     weights = {
         "w0": normal(0, 32, 3, 3, 3), "w1": normal(1, 1024, 32, 1, 1), "w2": normal(2, 32, 1024, 1, 1),
-        "w3": normal(3, 32, 64, 1, 1), "times": np.array([1, 1, 4, 4], np.float32),
+        "w3": normal(3, 32, 32, 1, 1), "times": np.array([1, 1, 4, 4], np.float32),
     }  # fmt: skip
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     loaded = load(model).ir
@@ -275,7 +275,7 @@ def test_what_has_no_name_waits_for_nothing(last: str, is_sum: bool, tmp_path: P
         assert all(same(got[name], want[name]) for name in want)
         known = expected(made, shapes, 1)
         assert known is not None
-        taken.append(known.run_bytes)
+        taken.append(known.without_arena)
         if process_memory.is_measurable():
             save_model(made.clone(), tmp_path / f"{number}.onnx", limit=0)
             write_arrays(tmp_path / "inputs.npz", feeds)
@@ -284,4 +284,4 @@ def test_what_has_no_name_waits_for_nothing(last: str, is_sum: bool, tmp_path: P
             )
             with MeasuredSession(job, tmp_path, f"form{number}") as process:
                 assert process.loaded["peak_bytes"] == pytest.approx(known.run_bytes, rel=0.1)
-    assert len(taken) == 1 if is_sum else min(taken) < 0.8 * taken[0]
+    assert len(taken) == 1 if is_sum else min(taken) < 0.8 * taken[0], taken
