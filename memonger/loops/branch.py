@@ -190,28 +190,19 @@ def with_first_piece(model: ir.Model, size: int) -> ir.Model:
 def forms_in_branch(
     model: ir.Model, is_open: bool = False, unranked: Collection[str] = ()
 ) -> Iterator[Sequence[ir.Model]]:
-    """The model in a branch, in sections and without; with sizes that have names and, where it adds no images to what
-    convolutions make of others, without: onnxruntime makes one node of those, which rounds otherwise, by their sizes.
+    """The model in a branch, in sections and without, with sizes that have names and without.
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
         is_open: Whether sizes aren't to be known; forms in which they are come behind.
         unranked: See `in_branch`.
     """
-    nameless: list[Sizes] = [] if any(_is_sum(node) for node in model.graph) else ["nameless"]
-    groups: list[list[Sizes]] = [["open", *nameless], ["told"]] if is_open else [["told", *nameless]]
+    groups: list[list[Sizes]] = [["open", "nameless"], ["told"]] if is_open else [["told", "nameless"]]
     for group in groups:
         forms = [in_branch(model, sizes, unranked=unranked) for sizes in group]
         if any(str(graph.name).startswith(_SECTION) for graph in inner_graphs(forms[0].graph)):
             forms += [in_branch(model, sizes, False, unranked) for sizes in group]
         yield forms
-
-
-def _is_sum(node: ir.Node) -> bool:
-    """Whether a node adds an image to what a convolution makes, and nothing else reads that."""
-    made = [value.producer() for value in node.inputs if value is not None and len(value.uses()) == 1]
-    is_made = any(each is not None and each.op_type in ("BatchNormalization", "Conv") for each in made)
-    return node.op_type == "Add" and is_made and all(v is not None and len(v.shape or ()) == 4 for v in node.inputs)
 
 
 _SECTION = "section"

@@ -362,12 +362,16 @@ class _Forecast:
     def _forms(self, candidate: Candidate) -> Iterator["_Form"]:
         """Its forms, of those that compute alike those first that are expected to take less.
 
-        Each may ask for a piece of memory first, where it takes less then.
+        Each may ask for a piece of memory first, where it takes less then. Where onnxruntime makes one node of a
+        convolution and a sum in the first of them, by their sizes, those of which it makes two are left out.
         """
         for alike in candidate.forms(candidate.write()):
-            forms = list[_Form]()
+            forms, sums = list[_Form](), None
             for model in alike:
                 known = expected(model, self.shapes, self.threads, with_piece=self.with_piece)
+                sums = known.sums if known and sums is None else sums
+                if known and known.sums != sums:
+                    continue
                 forms.append((model, known))
                 if known and known.first_piece and known.with_first_piece <= WORTH_PIECE * known.run_bytes:
                     made = with_first_piece(model, known.first_piece)
