@@ -86,8 +86,9 @@ _SLOWER = 1e-9
 UNEXPECTED = 1.1
 """Of what takes so many times what was expected the next form is tried, too: the one is taken that takes less."""
 
-SLOW_FORMS = 2
-"""So many forms of a candidate are timed if all are too slow."""
+SLOW_FORMS, NEARLY = 2, 1.15
+"""So many forms of a candidate are timed if all are too slow, by no more than so many times the limit: those of which
+values take what they read as their memory are a little faster than those of which they don't."""
 
 DIFFER = "outputs differ in their last bits"
 """Why a candidate isn't taken."""
@@ -510,7 +511,7 @@ class _Contest:
     ) -> tuple[Shrunk | None, Pairs | None]:
         """Of the forms of a candidate the first that will do, if it takes what was expected; else the best of several.
 
-        One that is too slow isn't the only one: images that pass between sections leave their blocks.
+        Where one is nearly fast enough the next is timed, too.
 
         Returns: None where none will do; and the runs of the fastest that was timed.
         """
@@ -532,10 +533,11 @@ class _Contest:
                 why_not = f"onnxruntime doesn't run it ({str(error).rstrip('.')})"
             if pairs is not None and (fastest is None or pairs.ratio < fastest.ratio):
                 fastest = pairs
-            slow += pairs is not None and pairs.is_too_slow
+            is_nearly = pairs is not None and pairs.is_too_slow and pairs.ratio <= NEARLY * pairs.limit
+            slow += is_nearly
             if why_not and found is None:
                 self.tried.append(why_not)
-            goes_on = why_not == DIFFER or (pairs is not None and pairs.is_too_slow and slow < SLOW_FORMS)
+            goes_on = why_not == DIFFER or (is_nearly and slow < SLOW_FORMS)
             if is_as_expected and not goes_on:
                 break
         return found, fastest

@@ -294,3 +294,22 @@ def test_what_has_no_name_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(search, "expected", rounds_otherwise)
     assert len([*forecast._forms(forecast.left[0])]) == 1
+
+
+@pytest.mark.parametrize(("ratio", "timed"), [(1.15, 2), (1.5, 1)])
+def test_a_second_form_is_timed_where_the_first_is_nearly_fast_enough(
+    ratio: float, timed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[bool]()
+
+    def compared(*_: Any) -> tuple[Pairs | None, str]:
+        tried.append(True)
+        return Pairs(1.08, 1, [ratio]), f"a run takes {ratio} of the time"
+
+    monkeypatch.setattr(search._Contest, "_compared", compared)
+    monkeypatch.setattr(search, "TRIED", 1)
+    monkeypatch.setattr(search, "UNEXPECTED", 1e9)
+    monkeypatch.setattr(search, "WORTH_PIECE", 0.0)
+    with pytest.raises(memonger.PlanError, match=f"a run takes {ratio} of the time"):
+        memonger.shrink(_transformer(), max_overhead=0.05)
+    assert len(tried) == timed
