@@ -188,7 +188,7 @@ def _nameless(graph: ir.Graph, in_file: Mapping[str, Dims]) -> set[ir.Value]:
             dims[made] = [dim if isinstance(dim, int) else None for dim in own]
         elif operator in _POOLS:
             dims[made] = [own[0], *(1 for _ in own[1:])]
-        elif operator == "Concat":
+        elif operator == "Concat" and own:
             axis = node.attributes.get_int("axis", 0) % len(own)
             sides = list(zip(*(each for each in read if len(each) == len(own)), strict=True))
             dims[made] = [
