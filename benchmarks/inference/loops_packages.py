@@ -5,7 +5,7 @@ files of `benchmarks.packages` those whose first dimension is open go through ``
 dimensions small, each in a process of its own with a limit of LIMIT seconds: what a run takes in stock onnxruntime with
 its default options, before and after, and the ratio of times; or why nothing is written.
 
-``--as-used`` writes loops_packages_used.txt: files that take more than 20 MiB in a run as they are used (`USED`), an
+``--as-used`` writes loops_packages_used.txt: some that take much in a run, at sizes at which they are used (`USED`), an
 image, a page or a recording at a time, with ``--max-overhead 0.1`` as images have it in `benchmarks.inference.loops`.
 """
 
@@ -153,7 +153,9 @@ def main() -> None:
             print(name, record.rows[name].get("why", "gains or is closed"), file=sys.stderr, flush=True)
     rows = {name: record.rows[name] for name in names if name in record.rows}
     keep(
-        lines(rows, len(names), " ".join(["inference.loops_packages", *["--as-used"][: asked.as_used], *words])),
+        lines(
+            rows, len(names), " ".join(["inference.loops_packages", *(["--as-used"] if asked.as_used else []), *words])
+        ),
         None if words else here.with_suffix(".txt"),
     )
 

@@ -51,10 +51,9 @@ Dims = Sequence[int | str | None]
 
 def dims_in_file(graph: ir.Graph) -> dict[str, Dims]:
     """The shapes of values, as a file has them, by name."""
-    values = [
-        *graph.inputs,
-        *(value for each in (graph, *inner_graphs(graph)) for node in each for value in node.outputs),
-    ]
+    given = [*graph.inputs, *(value for body in inner_graphs(graph) for value in body.outputs)]
+    made = (value for each in (graph, *inner_graphs(graph)) for node in each for value in node.outputs)
+    values = [*given, *made]
     shapes = {str(value.name): value.shape for value in values if value.shape is not None}
     return {name: [dim if isinstance(dim, int) else dim.value for dim in shape.dims] for name, shape in shapes.items()}
 

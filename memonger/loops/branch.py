@@ -46,7 +46,7 @@ from memonger.tiling.writer import SliceWriter
 _OLDEST_OPSET = 11
 """Sequences are there from this operator set on."""
 
-_MOST_OF_INTEGERS = 12
+_INTEGER_MAX_OPSET = 12
 """From this operator set on ``Max`` takes integers."""
 
 _FILLED = frozenset(
@@ -110,9 +110,9 @@ def in_branch(
 
     Args:
         model: As `can_be_in_branch` allows it. Not changed.
-        sizes: What onnxruntime is to know of them.
+        sizes: What onnxruntime is to know of first dimensions, as `Sizes` says.
         divided: Whether the branch is divided into sections, where that makes sense.
-        unranked: If not all, names of values of which it isn't to know how many dimensions they have, either.
+        unranked: Where it isn't told sizes, names of values of which it isn't told how many dimensions they have.
     """
     copy = model.clone()
     graph, writer = copy.graph, SliceWriter(copy)
@@ -238,8 +238,8 @@ def _put(
     return then
 
 
-_KERNEL_BYTES = 4096
-"""Constants of less bytes may be part of what onnxruntime makes one node of."""
+_WEIGHT_BYTES = 4096
+"""Constants of fewer bytes may be part of what onnxruntime makes one node of."""
 
 _PACKS = frozenset(("Gather", "GRU", "Gemm", "LSTM", "MatMul", "RNN"))
 """Operators whose kernels take weights from around a branch as they take them within it."""
@@ -252,7 +252,7 @@ def _of_constants(graph: ir.Graph) -> list[ir.Node]:
     What takes integers out of their scale stays: onnxruntime multiplies the integers.
     """
     found, made = list[ir.Node](), set[ir.Value]()
-    large = {v for v in graph.initializers.values() if not v.is_graph_input() and (nbytes(v) or 0) >= _KERNEL_BYTES}
+    large = {v for v in graph.initializers.values() if not v.is_graph_input() and (nbytes(v) or 0) >= _WEIGHT_BYTES}
     for node in graph:
         given = [value for value in node.inputs if value is not None]
         are_constant = all(v in made or (v.const_value is not None and not v.is_graph_input()) for v in given)
@@ -382,9 +382,8 @@ def _tell_no_sizes(
     inside = [branch, *sections] if nameless else [branch, *inner_graphs(branch)]
     reshapes = [node for graph in inside for node in graph if operator_name(node) == "Reshape"]
     graph = writer.model.graph
-    for value in [
-        value for value in graph.inputs if value.shape and (nameless or static_shape(value)) and value.uses()
-    ]:
+    viewed = [v for v in graph.inputs if v.shape and (nameless or static_shape(v)) and v.uses()]
+    for value in viewed:
         view = ir.Value(name=writer.fresh(f"{value.name}.view"), type=value.type, shape=value.shape)
         for user, place in list(value.uses()):
             user.replace_input_with(place, view)
@@ -433,7 +432,7 @@ def _fix_order(writer: SliceWriter, graph: ir.Graph) -> None:
     """
     step_of = {value: step for step, node in enumerate(graph) for value in node.outputs}
     images = [value for value in graph.outputs if value in step_of and _is_image(value)]
-    if len(images) < 2 or (writer.model.graph.opset_imports.get("") or 0) < _MOST_OF_INTEGERS:
+    if len(images) < 2 or (writer.model.graph.opset_imports.get("") or 0) < _INTEGER_MAX_OPSET:
         return
     read, length = list[ir.Value](), graph.outputs[-1]
     for value in sorted(images, key=step_of.__getitem__, reverse=True):

@@ -87,8 +87,8 @@ UNEXPECTED = 1.1
 """Of what takes so many times what was expected the next form is tried, too: the one is taken that takes less."""
 
 SLOW_FORMS, NEARLY = 2, 1.15
-"""So many forms of a candidate are timed if all are too slow, by no more than so many times the limit: those of which
-values take what they read as their memory are a little faster than those of which they don't."""
+"""So many forms of a candidate that take up to so many times the time that is allowed are timed: of a form in which
+results are written into what they are computed from a run is a little faster than of one in which they aren't."""
 
 DIFFER = "outputs differ in their last bits"
 """Why a candidate isn't taken."""
@@ -186,7 +186,7 @@ def shrink(
         dims: Sizes of other open dimensions, by name. One of them may be a range of sizes, as ``(1, 16)``, if it is the
             first of the inputs: it stays open in the file.
         max_overhead: The most extra time of a run, as a fraction, by measurement.
-        check: Run the model before and after in stock onnxruntime, on random inputs. Without, estimates decide alone.
+        check: Run the model before and after in stock onnxruntime. Without, estimates decide alone.
         allow_rounding: Whether outputs may differ in their last bits.
         target: What will run the file, where that isn't onnxruntime on a processor: the file gets a form that it takes.
         inputs: Arrays by name for the runs that are compared; random numbers if None. Their shapes also give the sizes
@@ -258,15 +258,14 @@ def shrink(
         is_static = all(static_shape(value) is not None for value in original.graph.inputs)
         are_sizes_given = not ranges and any(v.shape is None or v.shape.is_dynamic() for v in original.graph.inputs)
         are_sizes_given = are_sizes_given and (batch is not None or bool(dims) or inputs is not None)
-        as_it_is = Candidate(whole, 0.0, partial(_in_order, settled.model if told and is_static else source), ())
-        # counts where it takes less than what stays open, by more than `ALIKE`
-        with_sizes = Candidate(whole, _SLOWER, partial(_in_order, settled.model), ())
         is_open = any(not isinstance(v.shape[0], int) for v in original.graph.inputs if v.shape is not None and v.shape)
         unranked = _unranked(source) if is_open else frozenset[str]()
         is_open = is_open and any(_is_product(node, unranked) for node in job.lowered.model.graph)
-        found += [with_sizes] if are_sizes_given else []
+        if are_sizes_given:  # it counts where it takes less than what stays open, by more than `ALIKE`
+            found.append(Candidate(whole, _SLOWER, partial(_in_order, settled.model), ()))
         found = [replace(each, forms=partial(forms_in_branch, is_open=is_open, unranked=unranked)) for each in found]
-        found += [replace(as_it_is, forms=forms_in_branch)]
+        as_it_is = partial(_in_order, settled.model if told and is_static else source)
+        found.append(Candidate(whole, 0.0, as_it_is, (), forms=forms_in_branch))
     if not found:
         raise PlanError(f"{job.source.name} {why}.")
     shapes = {str(v.name): shape for v in job.lowered.model.graph.inputs if (shape := static_shape(v)) is not None}
@@ -277,16 +276,8 @@ def shrink(
         with TemporaryDirectory() as folder:
             progress("compare")
             others = [n for r in ranges.values() for n in sorted({r.least, (r.least + r.most) // 2} - {0, r.most})]
-            contest = _Contest(
-                Path(folder),
-                source,
-                feeding.random_feeds(asks) if inputs is None else inputs,
-                max_overhead,
-                allow_rounding,
-                open_size,
-                others,
-                once,
-            )
+            given = feeding.random_feeds(asks) if inputs is None else inputs
+            contest = _Contest(Path(folder), source, given, max_overhead, allow_rounding, open_size, others, once)
             made = contest.winner(
                 forecast, f"{job.source.name} {why}; nor in a branch" if why else "the model gains nothing in loops"
             )

@@ -21,7 +21,7 @@ from memonger.loops.branch import can_be_in_branch, in_branch
 from memonger.model.load import load
 from memonger.runtime.measure import write_arrays
 from memonger.runtime.onnxruntime import onnxruntime
-from tests.support.stock import normal, parse, run_stock, same
+from tests.support.stock import normal, optimized_operators, parse, run_stock, same
 
 
 def _with(text: str, constants: Mapping[str, np.ndarray], opset: int) -> onnx.ModelProto:
@@ -73,17 +73,8 @@ def test_what_the_model_knows_no_rank_of_its_file_does_not_tell(tmp_path: Path) 
     want = _outputs(model, feeds)
     for names, operator in ((unranked, "MatMul"), (frozenset[str](), "Gemm")):
         made = ir.serde.serialize_model(in_branch(loaded, "open", unranked=names))
-        assert any(operator in node for node in _optimized(made, tmp_path)), operator
+        assert any(operator in node for node in optimized_operators(made, tmp_path)), operator
         assert operator == "Gemm" or same(_outputs(made, feeds)["y"], want["y"])
-
-
-def _optimized(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """The operators of what onnxruntime makes of a model, in all its graphs."""
-    options = onnxruntime().SessionOptions()
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    made = ir.serde.deserialize_model(onnx.load(folder / "optimized.onnx"))
-    return [node.op_type for graph in graphs(made) for node in graph]
 
 
 COMPUTED = """g (float[n, 64] x, float[n, 16, 8, 8] i) => (float[n, 64] y, float[n, 16, 8, 8] z) {
@@ -143,7 +134,7 @@ def test_weights_that_are_multiplied_as_integers_stay_beside_their_product(tmp_p
     }  # fmt: skip
     made = in_branch(ir.serde.deserialize_model(_with(QUANTIZED, constants, 17)))
     assert "DequantizeLinear" not in [node.op_type for node in made.graph]
-    assert "QLinearMatMul" in _optimized(ir.serde.serialize_model(made), tmp_path)
+    assert "QLinearMatMul" in optimized_operators(ir.serde.serialize_model(made), tmp_path)
 
 
 def test_constants_of_a_file_as_it_is_are_initializers_in_its_branch() -> None:

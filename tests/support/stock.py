@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 
 import memonger
+from memonger.ir.values import graphs
+from memonger.runtime.onnxruntime import onnxruntime
 from tests.support import networks
 
 LEVELS = {"none": "ORT_DISABLE_ALL", "cpu": "ORT_ENABLE_ALL"}  # where a plan for the device runs the same kernels
@@ -34,6 +38,14 @@ def _drawn(seed: int, dims: tuple[int, ...]) -> np.ndarray:
 def run_stock(model: onnx.ModelProto, feeds: Feeds, level: str) -> dict[str, Any]:
     """The outputs of stock onnxruntime by name."""
     return networks.run_stock(networks.stock(model, level), dict(feeds))
+
+
+def optimized_operators(model: onnx.ModelProto, folder: Path) -> set[str]:
+    """Operators of what stock onnxruntime makes of a model, its bodies included."""
+    options = onnxruntime().SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return {node.op_type for graph in graphs(ir.load(folder / "optimized.onnx")) for node in graph}
 
 
 def same(mine: Any, stock: Any) -> bool:
